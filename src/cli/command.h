@@ -1,0 +1,16 @@
+// One subcommand a file. A file adds its subcommand to the application; its callback does the work and leaves the exit
+// code. Logic lives in the libraries below; these files own options and words.
+#pragma once
+
+namespace CLI {
+class App;
+}
+
+namespace halfwire::cli {
+
+// `exit_code` outlives the parse; a callback stores its result there (0 success, 2 bad input).
+void addRunCommand(CLI::App& app, int* exit_code);
+void addBenchCommand(CLI::App& app, int* exit_code);
+void addAnalyzeCommand(CLI::App& app, int* exit_code);
+
+}  // namespace halfwire::cli

@@ -1,0 +1,52 @@
+// What compressed collectives need from the machine that runs them: memory, the three jobs of the wire on a stream,
+// and events. Two implementations: HostDevice (the host engine) and CudaDevice (the CUDA driver).
+#pragma once
+
+#include <cstddef>
+#include <memory>
+
+#include "abi/host_engine.h"
+#include "base/status.h"
+#include "wire/codec.h"
+
+namespace halfwire {
+
+// A cudaStream_t of the program, passed through untouched.
+using StreamHandle = void*;
+using EventHandle = void*;
+
+// One device of one process. Calls that enqueue return before the work is done. After construction nothing here
+// allocates device memory, loads a module or synchronises with the host, except allocate and release.
+// Thread-safe unless said otherwise.
+class Device {
+ public:
+  virtual ~Device() = default;
+
+  // Device memory, aligned to at least 256 bytes.
+  virtual Status allocate(size_t bytes, void** out) = 0;
+  virtual void release(void* pointer) = 0;
+
+  virtual Status quantize(const QuantizeJob& job, StreamHandle stream) = 0;
+  virtual Status dequantize(const DequantizeJob& job, StreamHandle stream) = 0;
+  virtual Status reduce(const ReduceJob& job, StreamHandle stream) = 0;
+
+  virtual Status createEvent(EventHandle* out) = 0;
+  virtual void destroyEvent(EventHandle event) = 0;
+  virtual Status recordEvent(EventHandle event, StreamHandle stream) = 0;
+  virtual Status waitEvent(StreamHandle stream, EventHandle event) = 0;
+
+  // Whether `stream` is being captured into a graph (an invalidated capture counts as capturing).
+  virtual Status capturing(StreamHandle stream, bool* out) = 0;
+
+  // Bytes of device memory free now, for reporting what NCCL took; 0 if unknown.
+  virtual size_t freeBytes() = 0;
+};
+
+// The device current on the calling thread, of the engine that `engine` describes.
+Result<std::unique_ptr<Device>> makeHostDevice(const HalfwireHostEngine* engine);
+
+// The CUDA context current on the calling thread: finds the driver in this process, loads the embedded kernels and
+// launches each once. Must not be called while capturing.
+Result<std::unique_ptr<Device>> makeCudaDevice();
+
+}  // namespace halfwire
