@@ -1,0 +1,178 @@
+// Device on the host engine: jobs run as host functions on the engine's streams, with the host codec.
+#include <cstdint>
+#include <mutex>
+#include <string>
+#include <utility>
+#include <variant>
+#include <vector>
+
+#include "device/check_job.h"
+#include "device/device.h"
+
+namespace halfwire {
+namespace {
+
+constexpr size_t kInitialJobs = 64;
+
+using Job = std::variant<QuantizeJob, DequantizeJob, ReduceJob>;
+
+void runJob(const QuantizeJob& job) { host::quantize(job); }
+void runJob(const DequantizeJob& job) { host::dequantize(job); }
+void runJob(const ReduceJob& job) { host::reduce(job); }
+
+// Copies of jobs between their enqueue and their run. Lives until its last job has run, which may be after
+// the device is gone: every job in flight holds a reference. Thread-safe.
+class JobPool : public std::enable_shared_from_this<JobPool> {
+ public:
+  struct Node {
+    Job job;
+    std::shared_ptr<JobPool> pool;  // set while in flight
+  };
+
+  JobPool() {
+    nodes_.reserve(kInitialJobs);
+    free_.reserve(kInitialJobs);
+    for (size_t i = 0; i < kInitialJobs; ++i)
+      free_.push_back(nodes_.emplace_back(std::make_unique<Node>()).get());
+  }
+
+  Node* take(const Job& job) {
+    Node* node = nullptr;
+    {
+      const std::scoped_lock lock(mutex_);
+      if (free_.empty()) {
+        free_.reserve(nodes_.size() + 1);  // so that give() never allocates
+        free_.push_back(nodes_.emplace_back(std::make_unique<Node>()).get());
+      }
+      node = free_.back();
+      free_.pop_back();
+    }
+    node->job = job;
+    node->pool = shared_from_this();
+    return node;
+  }
+
+  void give(Node* node) {
+    const std::scoped_lock lock(mutex_);
+    free_.push_back(node);
+  }
+
+  // The host function of every job.
+  static void run(void* argument) {
+    auto* node = static_cast<Node*>(argument);
+    const Job job = node->job;
+    // The node may be taken again, and the pool may end, as soon as it is given back.
+    const std::shared_ptr<JobPool> pool = std::move(node->pool);
+    std::visit([](const auto& j) { runJob(j); }, job);
+    pool->give(node);
+  }
+
+ private:
+  std::mutex mutex_;
+  std::vector<std::unique_ptr<Node>> nodes_;
+  std::vector<Node*> free_;
+};
+
+class HostDevice final : public Device {
+ public:
+  HostDevice(const HalfwireHostEngine* engine, int device)
+      : engine_(engine), device_(device), pool_(std::make_shared<JobPool>()) {}
+
+  Status allocate(size_t bytes, void** out) override {
+    *out = nullptr;
+    int caller = device_;
+    if (Status status = check("cudaGetDevice", engine_->getDevice(&caller)); !status.ok()) return status;
+    if (caller != device_) {
+      if (Status status = check("cudaSetDevice", engine_->setDevice(device_)); !status.ok()) return status;
+    }
+    const cudaError_t error = engine_->malloc(out, bytes);
+    if (caller != device_) (void)engine_->setDevice(caller);
+    if (error == cudaErrorMemoryAllocation)
+      return Status(StatusCode::kOutOfMemory,
+                    "the host engine could not allocate " + std::to_string(bytes) + " bytes of scratch");
+    return check("cudaMalloc", error);
+  }
+
+  void release(void* pointer) override { (void)engine_->free(pointer); }
+
+  Status quantize(const QuantizeJob& job, StreamHandle stream) override { return enqueue(job, stream); }
+  Status dequantize(const DequantizeJob& job, StreamHandle stream) override { return enqueue(job, stream); }
+  Status reduce(const ReduceJob& job, StreamHandle stream) override { return enqueue(job, stream); }
+
+  Status createEvent(EventHandle* out) override {
+    cudaEvent_t event = nullptr;
+    const Status status =
+        check("cudaEventCreateWithFlags", engine_->eventCreate(&event, cudaEventDisableTiming));
+    *out = event;
+    return status;
+  }
+
+  void destroyEvent(EventHandle event) override {
+    (void)engine_->eventDestroy(static_cast<cudaEvent_t>(event));
+  }
+
+  Status recordEvent(EventHandle event, StreamHandle stream) override {
+    return check("cudaEventRecord",
+                 engine_->eventRecord(static_cast<cudaEvent_t>(event), static_cast<cudaStream_t>(stream)));
+  }
+
+  Status waitEvent(StreamHandle stream, EventHandle event) override {
+    return check("cudaStreamWaitEvent", engine_->streamWaitEvent(static_cast<cudaStream_t>(stream),
+                                                                 static_cast<cudaEvent_t>(event), 0));
+  }
+
+  Status synchronizeEvent(EventHandle event) override {
+    return check("cudaEventSynchronize", engine_->eventSynchronize(static_cast<cudaEvent_t>(event)));
+  }
+
+  Status capturing(StreamHandle stream, bool* out) override {
+    *out = false;
+    cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
+    const Status status = check("cudaStreamIsCapturing",
+                                engine_->streamIsCapturing(static_cast<cudaStream_t>(stream), &capture));
+    *out = capture != cudaStreamCaptureStatusNone;
+    return status;
+  }
+
+  size_t freeBytes() override { return 0; }
+
+ private:
+  static Status check(const char* call, cudaError_t error) {
+    if (error == cudaSuccess) return {};
+    return Status(StatusCode::kInternal,
+                  std::string(call) + " of the host engine failed with error " + std::to_string(error));
+  }
+
+  template <class T>
+  Status enqueue(const T& job, StreamHandle stream) {
+    if (Status status = checkJob(job); !status.ok()) return status;
+    JobPool::Node* node = pool_->take(job);
+    const cudaError_t error = engine_->launchHostFunc(static_cast<cudaStream_t>(stream), &JobPool::run, node);
+    if (error == cudaSuccess) return {};
+    node->pool.reset();
+    pool_->give(node);
+    return check("cudaLaunchHostFunc", error);
+  }
+
+  const HalfwireHostEngine* engine_;
+  int device_;
+  std::shared_ptr<JobPool> pool_;
+};
+
+}  // namespace
+
+Result<std::unique_ptr<Device>> makeHostDevice(const HalfwireHostEngine* engine) {
+  if (engine == nullptr)
+    return Status(StatusCode::kInvalidArgument, "there is no host engine to make a device of");
+  if (engine->version != 1 || engine->bytes < sizeof(HalfwireHostEngine))
+    return Status(StatusCode::kUnavailable,
+                  "the host engine is of version " + std::to_string(engine->version) +
+                      "; this library speaks version 1: use the libraries of one build");
+  int device = 0;
+  if (const cudaError_t error = engine->getDevice(&device); error != cudaSuccess)
+    return Status(StatusCode::kInternal,
+                  "cudaGetDevice of the host engine failed with error " + std::to_string(error));
+  return std::unique_ptr<Device>(std::make_unique<HostDevice>(engine, device));
+}
+
+}  // namespace halfwire
