@@ -24,6 +24,7 @@ struct HalfwireHostEngine {
   cudaError_t (*streamIsCapturing)(cudaStream_t stream, cudaStreamCaptureStatus* status);
   cudaError_t (*getDevice)(int* device);
   cudaError_t (*setDevice)(int device);
+  cudaError_t (*eventSynchronize)(cudaEvent_t event);
 };
 
 #define HALFWIRE_HOST_ENGINE_SYMBOL "halfwire_host_engine_v1"

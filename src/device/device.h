@@ -1,5 +1,5 @@
-// What compressed collectives need from the machine that runs them: memory, the three jobs of the wire on a stream,
-// and events. Two implementations: HostDevice (the host engine) and CudaDevice (the CUDA driver).
+// What compressed collectives need from the machine that runs them: memory, the three jobs of the wire on a
+// stream, and events. Two implementations: HostDevice (the host engine) and CudaDevice (the CUDA driver).
 #pragma once
 
 #include <cstddef>
@@ -15,8 +15,8 @@ namespace halfwire {
 using StreamHandle = void*;
 using EventHandle = void*;
 
-// One device of one process. Calls that enqueue return before the work is done. After construction nothing here
-// allocates device memory, loads a module or synchronises with the host, except allocate and release.
+// One device of one process. Calls that enqueue return before the work is done. After construction nothing
+// here allocates device memory, loads a module or synchronises with the host, except allocate and release.
 // Thread-safe unless said otherwise.
 class Device {
  public:
@@ -34,9 +34,14 @@ class Device {
   virtual void destroyEvent(EventHandle event) = 0;
   virtual Status recordEvent(EventHandle event, StreamHandle stream) = 0;
   virtual Status waitEvent(StreamHandle stream, EventHandle event) = 0;
+  // Blocks the host until the event's last record has completed.
+  virtual Status synchronizeEvent(EventHandle event) = 0;
 
   // Whether `stream` is being captured into a graph (an invalidated capture counts as capturing).
   virtual Status capturing(StreamHandle stream, bool* out) = 0;
+
+  // What the codec runs as: "AVX2", "hardware", ... Lives as long as the device.
+  virtual const char* codecName() const = 0;
 
   // Bytes of device memory free now, for reporting what NCCL took; 0 if unknown.
   virtual size_t freeBytes() = 0;
@@ -45,8 +50,8 @@ class Device {
 // The device current on the calling thread, of the engine that `engine` describes.
 Result<std::unique_ptr<Device>> makeHostDevice(const HalfwireHostEngine* engine);
 
-// The CUDA context current on the calling thread: finds the driver in this process, loads the embedded kernels and
-// launches each once. Must not be called while capturing.
+// The CUDA context current on the calling thread: finds the driver in this process, loads the embedded
+// kernels and launches each once. Must not be called while capturing.
 Result<std::unique_ptr<Device>> makeCudaDevice();
 
 }  // namespace halfwire

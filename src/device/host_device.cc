@@ -134,6 +134,8 @@ class HostDevice final : public Device {
     return status;
   }
 
+  const char* codecName() const override { return host::simdTarget(); }
+
   size_t freeBytes() override { return 0; }
 
  private:
