@@ -1,11 +1,39 @@
-// What the host runs: the scalar reference.
+// What the host runs: the fastest SIMD code that the processor supports, else the scalar reference.
 #include "wire/codec.h"
+#include "wire/fp_environment.h"
+#include "wire/simd.h"
 
 namespace halfwire::host {
+namespace {
 
-void quantize(const QuantizeJob& job) { reference::quantize(job); }
-void dequantize(const DequantizeJob& job) { reference::dequantize(job); }
-void reduce(const ReduceJob& job) { reference::reduce(job); }
-const char* simdTarget() { return "scalar"; }
+const SimdTarget* fastest() {
+  static const SimdTarget* const target = simdTargets().empty() ? nullptr : &simdTargets().front();
+  return target;
+}
+
+}  // namespace
+
+void quantize(const QuantizeJob& job) {
+  const SimdTarget* const target = fastest();
+  if (target == nullptr) return reference::quantize(job);
+  const FpEnvironment environment(kIeeeArithmetic);
+  target->quantize(job);
+}
+
+void dequantize(const DequantizeJob& job) {
+  const SimdTarget* const target = fastest();
+  if (target == nullptr) return reference::dequantize(job);
+  const FpEnvironment environment(kIeeeArithmetic);
+  target->dequantize(job);
+}
+
+void reduce(const ReduceJob& job) {
+  const SimdTarget* const target = fastest();
+  if (target == nullptr) return reference::reduce(job);
+  const FpEnvironment environment(kIeeeArithmetic);
+  target->reduce(job);
+}
+
+const char* simdTarget() { return fastest() != nullptr ? fastest()->name : "scalar"; }
 
 }  // namespace halfwire::host

@@ -1,0 +1,74 @@
+// The CUDA kernels of the wire under names that cuda_codec.cc builds:
+//   halfwire_quantize_<format>_<type>_<path>_<blocks per thread>
+//   halfwire_dequantize_<format>_<type>_<path>
+//   halfwire_reduce_<format>_<packet or type>_<path>
+// The hardware path exists in images for compute capability 8.9 and later; where the two paths are one, it is
+// "any".
+#include "wire/cuda_kernels.h"
+#include "wire/cuda_tuning.h"
+
+namespace cuda = halfwire::cuda;
+using halfwire::CodecPath;
+using halfwire::DataType;
+using halfwire::ElementFormat;
+
+#define HALFWIRE_QUANTIZE(format, F, type, T, path, P, blocks)                                   \
+  extern "C" __global__ void __launch_bounds__(cuda::kQuantizeThreads,                           \
+                                               cuda::kQuantizeResident / cuda::kQuantizeThreads) \
+      halfwire_quantize_##format##_##type##_##path##_##blocks(                                   \
+          const __grid_constant__ halfwire::QuantizeParams p) {                                  \
+    cuda::Quantize<DataType::T, ElementFormat::F, CodecPath::P, blocks, cuda::kQuantizeThreads,  \
+                   cuda::kQuantizeRepeat<DataType::T>, cuda::kQuantizeHint>::run(p);             \
+  }
+#define HALFWIRE_DEQUANTIZE(format, F, type, T, path, P)                                                     \
+  extern "C" __global__ void __launch_bounds__(cuda::kDequantizeThreads,                                     \
+                                               cuda::kDequantizeResident / cuda::kDequantizeThreads)         \
+      halfwire_dequantize_##format##_##type##_##path(const __grid_constant__ halfwire::DequantizeParams p) { \
+    cuda::Dequantize<DataType::T, ElementFormat::F, CodecPath::P, cuda::kDequantizeThreads,                  \
+                     cuda::kDequantizeRepeat<DataType::T>>::run(p);                                          \
+  }
+#define HALFWIRE_REDUCE(format, F, target, call, path, P)                                              \
+  extern "C" __global__ void __launch_bounds__(cuda::kReduceThreads,                                   \
+                                               cuda::kReduceResident / cuda::kReduceThreads)           \
+      halfwire_reduce_##format##_##target##_##path(const __grid_constant__ halfwire::ReduceParams p) { \
+    cuda::Reduce<ElementFormat::F, CodecPath::P, cuda::kReduceThreads, cuda::kReduceDepth,             \
+                 cuda::kReduceHint>::call(p);                                                          \
+  }
+
+#define HALFWIRE_QUANTIZE_TYPES(format, F, path, P)     \
+  HALFWIRE_QUANTIZE(format, F, bf16, kBf16, path, P, 1) \
+  HALFWIRE_QUANTIZE(format, F, bf16, kBf16, path, P, 2) \
+  HALFWIRE_QUANTIZE(format, F, fp16, kFp16, path, P, 1) \
+  HALFWIRE_QUANTIZE(format, F, fp16, kFp16, path, P, 2) \
+  HALFWIRE_QUANTIZE(format, F, fp32, kFp32, path, P, 1) \
+  HALFWIRE_QUANTIZE(format, F, fp32, kFp32, path, P, 2) \
+  HALFWIRE_QUANTIZE(format, F, fp32, kFp32, path, P, 4)
+#define HALFWIRE_DEQUANTIZE_TYPES(format, F, path, P)  \
+  HALFWIRE_DEQUANTIZE(format, F, bf16, kBf16, path, P) \
+  HALFWIRE_DEQUANTIZE(format, F, fp16, kFp16, path, P) \
+  HALFWIRE_DEQUANTIZE(format, F, fp32, kFp32, path, P)
+#define HALFWIRE_REDUCE_ELEMENTS(format, F, path, P)                              \
+  HALFWIRE_REDUCE(format, F, bf16, template toElements<DataType::kBf16>, path, P) \
+  HALFWIRE_REDUCE(format, F, fp16, template toElements<DataType::kFp16>, path, P) \
+  HALFWIRE_REDUCE(format, F, fp32, template toElements<DataType::kFp32>, path, P)
+
+#if __CUDA_ARCH__ >= 890
+HALFWIRE_QUANTIZE_TYPES(e4m3, kE4M3, hardware, kHardware)
+HALFWIRE_QUANTIZE_TYPES(e5m2, kE5M2, hardware, kHardware)
+HALFWIRE_DEQUANTIZE_TYPES(e4m3, kE4M3, hardware, kHardware)
+HALFWIRE_REDUCE_ELEMENTS(e4m3, kE4M3, hardware, kHardware)
+HALFWIRE_REDUCE(e4m3, kE4M3, packet, toPacket, hardware, kHardware)
+HALFWIRE_REDUCE(e5m2, kE5M2, packet, toPacket, hardware, kHardware)
+#endif
+HALFWIRE_QUANTIZE_TYPES(e4m3, kE4M3, software, kSoftware)
+HALFWIRE_QUANTIZE_TYPES(e5m2, kE5M2, software, kSoftware)
+HALFWIRE_QUANTIZE_TYPES(int8, kInt8, any, kSoftware)
+HALFWIRE_DEQUANTIZE_TYPES(e4m3, kE4M3, software, kSoftware)
+HALFWIRE_DEQUANTIZE_TYPES(e5m2, kE5M2, any, kSoftware)
+HALFWIRE_DEQUANTIZE_TYPES(int8, kInt8, any, kSoftware)
+HALFWIRE_REDUCE_ELEMENTS(e4m3, kE4M3, software, kSoftware)
+HALFWIRE_REDUCE_ELEMENTS(e5m2, kE5M2, any, kSoftware)
+HALFWIRE_REDUCE_ELEMENTS(int8, kInt8, any, kSoftware)
+HALFWIRE_REDUCE(e4m3, kE4M3, packet, toPacket, software, kSoftware)
+HALFWIRE_REDUCE(e5m2, kE5M2, packet, toPacket, software, kSoftware)
+HALFWIRE_REDUCE(int8, kInt8, packet, toPacket, any, kSoftware)
