@@ -1,6 +1,6 @@
-// Which calls are compressed, and the words that say why. A decision is a pure function of values that are equal on
-// all ranks: the record agreed when the communicator was made, and the call's operation, type, count, reduction
-// operator and capture state.
+// Which calls are compressed, and the words that say why. A decision is a pure function of values that are
+// equal on all ranks: the record agreed when the communicator was made, and the call's operation, type,
+// count, reduction operator and capture state.
 #pragma once
 
 #include <cstdint>
@@ -49,7 +49,7 @@ enum class Reason : uint8_t {
 
 // One sentence for people: "smaller than --min-bytes".
 const char* reasonText(Reason reason);
-const char* opName(CollectiveOp op);           // "AllReduce"
+const char* opName(CollectiveOp op);            // "AllReduce"
 const char* dataTypeName(ncclDataType_t type);  // "bf16"
 
 // What all ranks of a communicator agreed on when it was made.
@@ -81,8 +81,9 @@ Reason decideCall(const Agreement& agreement, const CallShape& call);
 // Bytes of the whole message: AllReduce's buffer, all parts of ReduceScatter, AllGather and AlltoAll.
 uint64_t messageBytes(CollectiveOp op, ncclDataType_t type, uint64_t count, uint32_t ranks);
 
-// Bytes that one rank sends if the call runs as an exact ring (Patarasuk and Yuan 2009): 2 (W-1)/W of the buffer for
-// AllReduce, (W-1)/W of the message for ReduceScatter, AllGather and AlltoAll, the message for the rest (0 for Recv).
+// Bytes that one rank sends if the call runs as an exact ring (Patarasuk and Yuan 2009): 2 (W-1)/W of the
+// buffer for AllReduce, (W-1)/W of the message for ReduceScatter, AllGather and AlltoAll, the message for the
+// rest (0 for Recv).
 uint64_t ringBytes(CollectiveOp op, ncclDataType_t type, uint64_t count, uint32_t ranks);
 
 // True and the wire's type if `type` can be compressed.

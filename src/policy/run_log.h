@@ -1,5 +1,5 @@
-// The counters of one process in a mapped file, so that they outlive the process however it ends. The library writes
-// them; `halfwire run` reads them after the child is gone and prints the table or keeps it as JSON.
+// The counters of one process in a mapped file, so that they outlive the process however it ends. The library
+// writes them; `halfwire run` reads them after the child is gone and prints the table or keeps it as JSON.
 #pragma once
 
 #include <atomic>
@@ -34,8 +34,8 @@ struct RunLogCommunicator {
   std::atomic<uint32_t> used;  // 1 once the fields below are valid
   uint32_t rank;
   uint32_t ranks;
-  uint32_t reason;         // Reason: kCompressed, or why the communicator does not compress
-  uint64_t scratch_bytes;  // allocated for it, fixed for its life
+  uint32_t reason;            // Reason: kCompressed, or why the communicator does not compress
+  uint64_t scratch_bytes;     // allocated for it, fixed for its life
   uint64_t connection_bytes;  // device memory that connecting every pair of ranks took, 0 if unknown
   char note[192];             // further words, e.g. which member was not ready
   RunLogRow rows[kRunLogRows];
@@ -54,11 +54,11 @@ struct RunLogFile {
   char engine[16];  // "nccl" or "host"
   char nccl_path[256];
   char settings[256];
-  char codec[32];                  // what the codec runs as: "AVX2", "hardware", ...
-  char error[512];                 // the last error Halfwire caused, e.g. a member without the library
-  char unknown_entry_points[512];  // functions of the loaded NCCL that this version does not know
-  std::atomic<uint32_t> communicators;       // slots taken, may exceed kRunLogCommunicators
-  std::atomic<uint32_t> closed;              // 1 after a normal end of the process
+  char codec[32];                       // what the codec runs as: "AVX2", "hardware", ...
+  char error[512];                      // the last error Halfwire caused, e.g. a member without the library
+  char unknown_entry_points[512];       // functions of the loaded NCCL that this version does not know
+  std::atomic<uint32_t> communicators;  // slots taken, may exceed kRunLogCommunicators
+  std::atomic<uint32_t> closed;         // 1 after a normal end of the process
   RunLogCommunicator communicator[kRunLogCommunicators];
 };
 

@@ -1,4 +1,5 @@
-// What the user asked for: read from HALFWIRE_* variables by the library and written to them by `halfwire run`.
+// What the user asked for: read from HALFWIRE_* variables by the library and written to them by `halfwire
+// run`.
 #pragma once
 
 #include <cstdint>
@@ -35,22 +36,22 @@ struct Settings {
   int32_t world_size = 0;  // ranks of the job, 0 if the launcher did not say
   uint64_t min_bytes = 4ull << 20;
   uint64_t chunk_bytes = 32ull << 20;  // bytes of the user's buffer that one pass through the scratch takes
-  std::string log_dir;                 // HALFWIRE_LOG_DIR: where this process writes its counters; empty for nowhere
-  std::string address = "127.0.0.1";   // HALFWIRE_ADDRESS: IPv4 address on which ranks of a communicator meet
-  std::string nccl_path;               // HALFWIRE_NCCL: the real NCCL, where it cannot be found by itself
+  std::string log_dir;  // HALFWIRE_LOG_DIR: where this process writes its counters; empty for nowhere
+  std::string address = "127.0.0.1";  // HALFWIRE_ADDRESS: IPv4 address on which ranks of a communicator meet
+  std::string nccl_path;              // HALFWIRE_NCCL: the real NCCL, where it cannot be found by itself
   uint32_t meeting_timeout_s = 30;
 };
 
-// Reads the variables through `getenv`-like `lookup`. Every value is checked; the error names the variable and what
-// it may hold. Variables: HALFWIRE_MODE off|wire, HALFWIRE_FORMAT e4m3|e5m2|int8, HALFWIRE_BLOCK 32|64|128|256,
-// HALFWIRE_SCALE fp32|e8m0, HALFWIRE_OPS allreduce,reducescatter,allgather,allgather-fp32, HALFWIRE_COMMS
-// world|all|size:N, HALFWIRE_MIN_BYTES, HALFWIRE_CHUNK_BYTES, HALFWIRE_LOG_DIR, HALFWIRE_ADDRESS, HALFWIRE_NCCL,
-// HALFWIRE_MEETING_TIMEOUT (seconds). The job's size comes from WORLD_SIZE, OMPI_COMM_WORLD_SIZE, PMI_SIZE or
-// SLURM_NTASKS, the first that is set.
+// Reads the variables through `getenv`-like `lookup`. Every value is checked; the error names the variable
+// and what it may hold. Variables: HALFWIRE_MODE off|wire, HALFWIRE_FORMAT e4m3|e5m2|int8, HALFWIRE_BLOCK
+// 32|64|128|256, HALFWIRE_SCALE fp32|e8m0, HALFWIRE_OPS allreduce,reducescatter,allgather,allgather-fp32,
+// HALFWIRE_COMMS world|all|size:N, HALFWIRE_MIN_BYTES, HALFWIRE_CHUNK_BYTES, HALFWIRE_LOG_DIR,
+// HALFWIRE_ADDRESS, HALFWIRE_NCCL, HALFWIRE_MEETING_TIMEOUT (seconds). The job's size comes from WORLD_SIZE,
+// OMPI_COMM_WORLD_SIZE, PMI_SIZE or SLURM_NTASKS, the first that is set.
 Result<Settings> readSettings(const std::function<const char*(const char*)>& lookup);
 
-// Equal on two ranks exactly if they would take the same decisions: a digest of every field but the paths, the
-// address and the time limit.
+// Equal on two ranks exactly if they would take the same decisions: a digest of every field but the paths,
+// the address and the time limit.
 uint64_t settingsDigest(const Settings& settings);
 
 // "wire e4m3/128/fp32, allreduce+reducescatter, comms world (4 ranks), from 4 MiB".

@@ -1,0 +1,129 @@
+// Compressed collectives of one communicator, written against a table of NCCL calls and a device.
+//
+// AllReduce, two-shot: quantize the buffer in one packet per shard, send each packet to the shard's owner,
+// sum the packets in rank order and requantize, gather the sums, dequantize. At two ranks one-shot: gather
+// both packets and sum them. ReduceScatter is the first half of the two-shot; AllGather is quantize, gather,
+// dequantize. All bytes move as ncclUint8. Messages of any size stream through a scratch of fixed size in
+// chunks.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "collective/nccl_api.h"
+#include "device/device.h"
+#include "policy/policy.h"
+
+namespace halfwire {
+
+// One call to compress. `count` is as passed to NCCL (per rank for ReduceScatter and AllGather).
+struct CompressedCall {
+  CollectiveOp op = CollectiveOp::kAllReduce;  // kAllReduce, kReduceScatter or kAllGather
+  const void* send = nullptr;
+  void* recv = nullptr;
+  uint64_t count = 0;
+  DataType type = DataType::kBf16;
+  bool average = false;
+  Factor factor;
+  StreamHandle stream = nullptr;
+};
+
+struct CallStats {
+  uint64_t sent_bytes = 0;  // payload of this rank's packets, every peer counted
+  uint32_t launches = 0;    // codec kernels
+};
+
+// Brackets real NCCL calls. `enter` is called before each and may refuse (the communicator is being aborted);
+// `leave` after each. Implemented by the interposer, and by tests.
+class CallGate {
+ public:
+  virtual ~CallGate() = default;
+  virtual bool enter() = 0;
+  virtual void leave() = 0;
+};
+
+struct CompressedTurn;
+
+// The scratch and the plan of one communicator. Used by one thread at a time, as its communicator is.
+class Compressor {
+ public:
+  struct Config {
+    ncclComm_t comm = nullptr;
+    uint32_t rank = 0;
+    uint32_t ranks = 0;
+    WireFormat format;
+    uint64_t chunk_bytes = 32ull << 20;
+  };
+
+  // Allocates the scratch; nothing is allocated later. `api` and `device` must outlive the compressor.
+  static Result<std::unique_ptr<Compressor>> create(const NcclApi* api, Device* device, const Config& config);
+
+  // Waits for the scratch's last use, then frees it.
+  ~Compressor();
+  Compressor(const Compressor&) = delete;
+  Compressor& operator=(const Compressor&) = delete;
+
+  // Gives up the scratch without touching the device: for communicators that were aborted, whose kernels may
+  // hang.
+  void park();
+
+  static uint64_t scratchBytes(const Config& config);
+  const Config& config() const { return config_; }
+
+  // A call's share of one pass through the scratch.
+  struct Piece {
+    uint32_t call = 0;
+    uint64_t offset = 0;    // elements from the start of the buffer (AllReduce) or of each rank's part
+    uint64_t elements = 0;  // of the buffer, or of each rank's part
+    uint64_t shard = 0;     // elements of a packet; the last packets of an AllReduce may hold fewer
+    uint64_t packet = 0;    // bytes from one packet to the next
+    uint64_t outgoing = 0;  // scratch offset of the packets to send; unused by gathers
+    uint64_t incoming = 0;  // scratch offset of the packets received
+  };
+
+ private:
+  friend ncclResult_t runCompressed(std::span<CompressedTurn> turns, CallGate& gate, std::string* error);
+
+  Compressor() = default;
+  bool oneShot(const CompressedCall& call) const;
+  std::vector<std::vector<Piece>> plan(std::span<const CompressedCall> calls) const;
+  uint64_t shardLength(const Piece& piece, uint32_t shard) const;
+  Status quantize(const CompressedCall& call, const Piece& piece, StreamHandle stream);
+  Status reduce(const CompressedCall& call, const Piece& piece, StreamHandle stream);
+  Status finish(const CompressedCall& call, const Piece& piece, StreamHandle stream);
+  ncclResult_t exchange(const CompressedCall& call, const Piece& piece, StreamHandle stream,
+                        CallStats* stats);
+  ncclResult_t gather(const CompressedCall& call, const Piece& piece, StreamHandle stream, CallStats* stats);
+  Status begin(StreamHandle main, std::span<const StreamHandle> others);
+  Status end(StreamHandle main, std::span<const StreamHandle> others);
+  Status event(size_t index, EventHandle* out);
+
+  const NcclApi* api_ = nullptr;
+  Device* device_ = nullptr;
+  Config config_;
+  char* scratch_ = nullptr;
+  EventHandle last_use_ = nullptr;
+  StreamHandle last_stream_ = nullptr;
+  bool used_ = false;
+  std::vector<EventHandle> events_;  // for joining further streams
+};
+
+// The compressed calls of one communicator in one group, or a single call. `streams` are further streams of
+// the group that must be ordered before and after (the calls' own streams need not be listed).
+struct CompressedTurn {
+  Compressor* compressor = nullptr;
+  std::span<const CompressedCall> calls;
+  std::span<const StreamHandle> streams;
+  std::vector<CallStats> stats;  // one a call, filled in
+};
+
+// Runs the turns of communicators that are members of one clique in this process (one turn for most programs)
+// in shared phases: all quantize, one real group of sends and receives, all reduce, one real group of
+// gathers, all finish. Everything is enqueued in order on each turn's first call's stream, other streams fork
+// and join by events. On failure returns NCCL's result and says why in `error`.
+ncclResult_t runCompressed(std::span<CompressedTurn> turns, CallGate& gate, std::string* error);
+
+}  // namespace halfwire

@@ -1,0 +1,358 @@
+// All ranks of a communicator as one clique in one thread: a fake NCCL that moves data when a group ends, a
+// device that runs jobs at once, and the scalar reference as the oracle.
+#include "collective/compressor.h"
+
+#include <gtest/gtest.h>
+
+#include <cstring>
+#include <map>
+#include <random>
+#include <tuple>
+
+namespace halfwire {
+namespace {
+
+class ImmediateDevice final : public Device {
+ public:
+  Status allocate(size_t bytes, void** out) override {
+    *out = std::aligned_alloc(256, roundUp(bytes, 256));
+    std::memset(*out, 0xa5, bytes);  // reads of what nobody wrote must show
+    return {};
+  }
+  void release(void* pointer) override { std::free(pointer); }
+  Status quantize(const QuantizeJob& job, StreamHandle) override {
+    return reference::quantize(job), Status();
+  }
+  Status dequantize(const DequantizeJob& job, StreamHandle) override {
+    return reference::dequantize(job), Status();
+  }
+  Status reduce(const ReduceJob& job, StreamHandle) override { return reference::reduce(job), Status(); }
+  Status createEvent(EventHandle* out) override { return *out = &events, ++events, Status(); }
+  void destroyEvent(EventHandle) override {}
+  Status recordEvent(EventHandle, StreamHandle stream) override {
+    return log.push_back({'r', stream}), Status();
+  }
+  Status waitEvent(StreamHandle stream, EventHandle) override {
+    return log.push_back({'w', stream}), Status();
+  }
+  Status synchronizeEvent(EventHandle) override { return {}; }
+  Status capturing(StreamHandle, bool* out) override { return *out = false, Status(); }
+  const char* codecName() const override { return "test"; }
+  size_t freeBytes() override { return 0; }
+  int events = 0;
+  std::vector<std::pair<char, StreamHandle>> log;
+};
+
+// The wire between the ranks of one process.
+struct Wire {
+  struct Message {
+    const void* from = nullptr;
+    void* to = nullptr;
+    size_t bytes = 0;
+  };
+  struct Gather {
+    const void* send;
+    char* recv;
+    size_t bytes;
+  };
+  std::map<std::pair<int, int>, std::vector<Message>> sends, recvs;  // (from, to)
+  std::map<int, std::vector<Gather>> gathers;                        // by rank
+  int depth = 0;
+  int groups = 0;
+  uint64_t bytes = 0;
+  bool broken = false;
+} wire;
+
+int rankOf(ncclComm_t comm) { return static_cast<int>(reinterpret_cast<intptr_t>(comm)) - 1; }
+ncclComm_t commOf(uint32_t rank) { return reinterpret_cast<ncclComm_t>(static_cast<intptr_t>(rank) + 1); }
+
+NcclApi fakeApi() {
+  NcclApi api;
+  api.ncclGroupStart = [] { return ++wire.depth, ncclSuccess; };
+  api.ncclSend = [](const void* p, size_t n, ncclDataType_t, int peer, ncclComm_t c, cudaStream_t) {
+    wire.sends[{rankOf(c), peer}].push_back({p, nullptr, n});
+    wire.bytes += n;
+    return ncclSuccess;
+  };
+  api.ncclRecv = [](void* p, size_t n, ncclDataType_t, int peer, ncclComm_t c, cudaStream_t) {
+    wire.recvs[{peer, rankOf(c)}].push_back({nullptr, p, n});
+    return ncclSuccess;
+  };
+  api.ncclAllGather = [](const void* s, void* r, size_t n, ncclDataType_t, ncclComm_t c, cudaStream_t) {
+    wire.gathers[rankOf(c)].push_back({s, static_cast<char*>(r), n});
+    return ncclSuccess;
+  };
+  api.ncclGroupEnd = [] {
+    if (--wire.depth > 0) return ncclSuccess;
+    ++wire.groups;
+    if (wire.sends.size() != wire.recvs.size()) wire.broken = true;
+    for (auto& [ends, messages] : wire.sends) {
+      auto& to = wire.recvs[ends];
+      if (to.size() != messages.size()) wire.broken = true;
+      for (size_t i = 0; i < messages.size() && i < to.size(); ++i) {
+        if (to[i].bytes != messages[i].bytes || to[i].bytes == 0) wire.broken = true;
+        std::memcpy(to[i].to, messages[i].from, std::min(to[i].bytes, messages[i].bytes));
+      }
+    }
+    for (auto& [receiver, list] : wire.gathers) {
+      for (size_t i = 0; i < list.size(); ++i) {
+        for (auto& [sender, other] : wire.gathers) {
+          if (other.size() != list.size() || other[i].bytes != list[i].bytes) {
+            wire.broken = true;
+            continue;
+          }
+          char* to = list[i].recv + static_cast<size_t>(sender) * list[i].bytes;
+          if (to != other[i].send) std::memmove(to, other[i].send, list[i].bytes);
+          if (sender != receiver) wire.bytes += list[i].bytes;
+        }
+      }
+    }
+    wire.sends.clear();
+    wire.recvs.clear();
+    wire.gathers.clear();
+    return ncclSuccess;
+  };
+  return api;
+}
+
+struct OpenGate final : CallGate {
+  bool enter() override { return ++entered, !closed; }
+  void leave() override {}
+  int entered = 0;
+  bool closed = false;
+};
+
+struct World {
+  explicit World(uint32_t ranks, WireFormat format, uint64_t chunk_bytes) : api(fakeApi()) {
+    wire = {};
+    for (uint32_t r = 0; r < ranks; ++r) {
+      auto made = Compressor::create(&api, &device, {commOf(r), r, ranks, format, chunk_bytes});
+      EXPECT_TRUE(made.ok());
+      members.push_back(std::move(made).value());
+    }
+  }
+  std::vector<CompressedTurn> run(const std::vector<std::vector<CompressedCall>>& calls) {
+    std::vector<CompressedTurn> turns;
+    for (size_t r = 0; r < members.size(); ++r) {
+      CompressedTurn turn;
+      turn.compressor = members[r].get();
+      turn.calls = calls[r];
+      turns.push_back(std::move(turn));
+    }
+    std::string error;
+    EXPECT_EQ(runCompressed(turns, gate, &error), ncclSuccess) << error;
+    EXPECT_FALSE(wire.broken);
+    return turns;
+  }
+  NcclApi api;
+  ImmediateDevice device;
+  OpenGate gate;
+  std::vector<std::unique_ptr<Compressor>> members;
+};
+
+std::vector<float> randomFloats(uint64_t count, uint32_t seed) {
+  std::mt19937 generator(seed);
+  std::normal_distribution<float> normal;
+  std::vector<float> v(count);
+  for (float& x : v) x = normal(generator);
+  return v;
+}
+
+// What the wire makes of inputs: quantized as the documentation says, summed by the reference.
+std::vector<float> expected(const WireFormat& f, const std::vector<std::vector<float>>& inputs,
+                            uint64_t offset, uint64_t count, bool average, bool two_roundings) {
+  const auto ranks = static_cast<uint32_t>(inputs.size());
+  const uint64_t bytes = packetBytes(f, count);
+  std::vector<char> packets(bytes * ranks + 16), sum(bytes + 16);
+  for (uint32_t r = 0; r < ranks; ++r) {
+    QuantizeJob q;
+    q.format = f;
+    q.type = DataType::kFp32;
+    q.in = inputs[r].data() + offset;
+    q.in_total = q.in_pitch = q.segment_elements = count;
+    q.out = packets.data() + r * bytes;
+    reference::quantize(q);
+  }
+  std::vector<float> out(count);
+  ReduceJob j;
+  j.format = f;
+  j.type = DataType::kFp32;
+  j.packets = ranks;
+  j.in = packets.data();
+  j.in_pitch = bytes;
+  j.average = average ? 1.0f / static_cast<float>(ranks) : 1.0f;
+  j.elements = count;
+  j.to_packet = two_roundings;
+  j.out = two_roundings ? static_cast<void*>(sum.data()) : out.data();
+  reference::reduce(j);
+  if (!two_roundings) return out;
+  DequantizeJob d;
+  d.format = f;
+  d.type = DataType::kFp32;
+  d.in = sum.data();
+  d.segment_elements = d.out_total = d.out_pitch = count;
+  d.out = out.data();
+  reference::dequantize(d);
+  return out;
+}
+
+using Shape = std::tuple<uint32_t, uint64_t, uint64_t>;  // ranks, count, chunk bytes
+class CompressorShapes : public testing::TestWithParam<Shape> {};
+
+TEST_P(CompressorShapes, AllReduceEqualsTheReferenceOnEveryRank) {
+  const auto [ranks, count, chunk] = GetParam();
+  const WireFormat format;
+  World world(ranks, format, chunk);
+  std::vector<std::vector<float>> in(ranks), out(ranks, std::vector<float>(count, -7.0f));
+  std::vector<std::vector<CompressedCall>> calls(ranks);
+  for (uint32_t r = 0; r < ranks; ++r) {
+    in[r] = randomFloats(count, r + 1);
+    CompressedCall call{CollectiveOp::kAllReduce, in[r].data(), out[r].data(), count, DataType::kFp32, true};
+    calls[r] = {call};
+  }
+  const auto turns = world.run(calls);
+  const auto want = expected(format, in, 0, count, true, ranks != 2);
+  for (uint32_t r = 0; r < ranks; ++r) {
+    EXPECT_EQ(std::memcmp(out[r].data(), want.data(), count * 4), 0) << "rank " << r;
+    EXPECT_LE(turns[r].stats[0].launches, 4 * ((count * 4 + chunk - 1) / chunk + 1));
+  }
+  uint64_t sent = 0;
+  for (const auto& t : turns) sent += t.stats[0].sent_bytes;
+  EXPECT_EQ(sent, wire.bytes);
+}
+
+TEST_P(CompressorShapes, ReduceScatterEqualsTheReference) {
+  const auto [ranks, count, chunk] = GetParam();
+  const WireFormat format{ElementFormat::kInt8, ScaleFormat::kE8M0, 64};
+  World world(ranks, format, chunk);
+  std::vector<std::vector<float>> in(ranks), out(ranks, std::vector<float>(count, -7.0f));
+  std::vector<std::vector<CompressedCall>> calls(ranks);
+  for (uint32_t r = 0; r < ranks; ++r) {
+    in[r] = randomFloats(count * ranks, r + 1);
+    calls[r] = {CompressedCall{CollectiveOp::kReduceScatter, in[r].data(), out[r].data(), count,
+                               DataType::kFp32, false}};
+  }
+  world.run(calls);
+  for (uint32_t r = 0; r < ranks; ++r) {
+    const auto want = expected(format, in, r * count, count, false, false);
+    EXPECT_EQ(std::memcmp(out[r].data(), want.data(), count * 4), 0) << "rank " << r;
+  }
+}
+
+TEST_P(CompressorShapes, AllGatherInPlaceRoundsEveryRankAlike) {
+  const auto [ranks, count, chunk] = GetParam();
+  const WireFormat format;
+  World world(ranks, format, chunk);
+  std::vector<std::vector<float>> buffer(ranks);
+  std::vector<std::vector<CompressedCall>> calls(ranks);
+  std::vector<float> want;
+  for (uint32_t r = 0; r < ranks; ++r) {
+    buffer[r].assign(count * ranks, -7.0f);
+    const auto mine = randomFloats(count, r + 1);
+    std::copy(mine.begin(), mine.end(), buffer[r].begin() + static_cast<long>(r * count));
+    const auto rounded = expected(format, {mine}, 0, count, false, false);
+    want.insert(want.end(), rounded.begin(), rounded.end());
+    calls[r] = {CompressedCall{CollectiveOp::kAllGather, buffer[r].data() + r * count, buffer[r].data(),
+                               count, DataType::kFp32, false}};
+  }
+  world.run(calls);
+  for (uint32_t r = 0; r < ranks; ++r)
+    EXPECT_EQ(std::memcmp(buffer[r].data(), want.data(), want.size() * 4), 0) << r;
+}
+
+INSTANTIATE_TEST_SUITE_P(Shapes, CompressorShapes,
+                         testing::Combine(testing::Values(2u, 3u, 5u),
+                                          testing::Values(1u, 127u, 129u, 1000u, 5000u),
+                                          testing::Values(1024u, 4096u, 1u << 20)));
+
+TEST(Compressor, BitsDoNotDependOnChunksOrOnTheGroup) {
+  const uint32_t ranks = 3;
+  const uint64_t count = 4001;
+  std::vector<std::vector<float>> results;
+  for (const uint64_t chunk : {1024ull, 2048ull, 1ull << 20}) {
+    for (const int copies : {1, 5}) {
+      World world(ranks, {}, chunk);
+      std::vector<std::vector<float>> in(ranks);
+      std::vector<std::vector<std::vector<float>>> out(
+          ranks, std::vector<std::vector<float>>(copies, std::vector<float>(count)));
+      std::vector<std::vector<CompressedCall>> calls(ranks);
+      for (uint32_t r = 0; r < ranks; ++r) {
+        in[r] = randomFloats(count, r + 1);
+        for (int i = 0; i < copies; ++i) {
+          calls[r].push_back(
+              {CollectiveOp::kAllReduce, in[r].data(), out[r][i].data(), count, DataType::kFp32, false});
+        }
+      }
+      world.run(calls);
+      for (const auto& rank : out) {
+        for (const auto& v : rank) results.push_back(v);
+      }
+    }
+  }
+  for (const auto& v : results) EXPECT_EQ(std::memcmp(v.data(), results[0].data(), count * 4), 0);
+}
+
+TEST(Compressor, TwoHundredSmallCallsShareTwoGroups) {
+  const uint32_t ranks = 4;
+  World world(ranks, {}, 32u << 20);
+  std::vector<std::vector<float>> data(ranks, std::vector<float>(200 * 256, 1.0f));
+  std::vector<std::vector<CompressedCall>> calls(ranks);
+  for (uint32_t r = 0; r < ranks; ++r) {
+    for (int i = 0; i < 200; ++i) {
+      float* p = data[r].data() + i * 256;
+      calls[r].push_back({CollectiveOp::kAllReduce, p, p, 256, DataType::kFp32, false});
+    }
+  }
+  world.run(calls);
+  EXPECT_EQ(wire.groups, 2);
+  for (const auto& v : data) {
+    for (const float x : v) ASSERT_EQ(x, 4.0f);
+  }
+}
+
+TEST(Compressor, OtherStreamsForkAndJoin) {
+  World world(2, {}, 1u << 20);
+  std::vector<float> a(64, 1.0f), b(64, 1.0f);
+  const StreamHandle s1 = &a, s2 = &b;
+  const auto call = [&](std::vector<float>& v, StreamHandle s) {
+    CompressedCall c{CollectiveOp::kAllReduce, v.data(), v.data(), 64, DataType::kFp32, false};
+    c.stream = s;
+    return c;
+  };
+  std::vector<float> a1(64, 1.0f), b1(64, 1.0f);
+  std::vector<CompressedCall> calls0{call(a, s1), call(b, s2)}, calls1{call(a1, s1), call(b1, s2)};
+  world.run({calls0, calls1});
+  // Each member: s2 recorded, s1 waits; at the end s1 recorded, s2 waits.
+  const std::vector<std::pair<char, StreamHandle>> want{{'r', s2}, {'w', s1}, {'r', s2}, {'w', s1},
+                                                        {'r', s1}, {'w', s2}, {'r', s1}, {'w', s2}};
+  EXPECT_EQ(world.device.log, want);
+  // The next use on another stream waits for the scratch.
+  world.device.log.clear();
+  world.run({{call(a, s2)}, {call(a1, s2)}});
+  EXPECT_EQ(world.device.log.front(), (std::pair<char, StreamHandle>{'w', s2}));
+}
+
+TEST(Compressor, AClosedGateStopsBeforeTheRealCall) {
+  World world(2, {}, 1u << 20);
+  world.gate.closed = true;
+  std::vector<float> a(64, 1.0f);
+  std::vector<CompressedCall> calls{
+      {CollectiveOp::kAllReduce, a.data(), a.data(), 64, DataType::kFp32, false}};
+  CompressedTurn turn;
+  turn.compressor = world.members[0].get();
+  turn.calls = calls;
+  std::string error;
+  EXPECT_EQ(runCompressed({&turn, 1}, world.gate, &error), ncclRemoteError);
+  EXPECT_NE(error.find("aborted"), std::string::npos);
+  EXPECT_EQ(wire.groups, 0);
+}
+
+TEST(Compressor, ScratchIsBoundedWhateverTheMessage) {
+  Compressor::Config config{nullptr, 0, 8, {}, 32u << 20};
+  EXPECT_LE(Compressor::scratchBytes(config), (32u << 20) * 52 / 50 + (1u << 20));
+  config.ranks = 2;
+  EXPECT_LE(Compressor::scratchBytes(config), (32u << 20) * 52 / 50 + (1u << 20));
+}
+
+}  // namespace
+}  // namespace halfwire

@@ -1,0 +1,331 @@
+#include "interpose/group.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <chrono>
+
+#include "interpose/create.h"
+
+namespace halfwire {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+// Counts without read-modify-write: NCCL allows one thread at a time on a communicator, and the log has no
+// other writer.
+void bump(std::atomic<uint64_t>& counter, uint64_t by) {
+  counter.store(counter.load(std::memory_order_relaxed) + by, std::memory_order_relaxed);
+}
+
+// The row of this kind of call with the call already counted; null if nothing is counted.
+RunLogRow* count(Communicator& c, const QueuedCall& call, Reason reason) {
+  if (c.log == nullptr || !Registry::get().counting()) return nullptr;
+  RunLogRow* row = RunLog::row(*c.log, call.op, call.type, reason);
+  if (row == nullptr) {
+    bump(c.log->dropped, 1);
+    return nullptr;
+  }
+  bump(row->calls, 1);
+  bump(row->bytes_asked, messageBytes(call.op, call.type, call.count, c.ranks));
+  const uint64_t ring = ringBytes(call.op, call.type, call.count, c.ranks);
+  bump(row->bytes_ring, ring);
+  if (reason != Reason::kCompressed) bump(row->bytes_sent, ring);
+  return row;
+}
+
+// Lets runCompressed into the real NCCL unless one of the members is being aborted from another thread.
+class TurnGate final : public CallGate {
+ public:
+  explicit TurnGate(std::vector<Communicator*> members) : members_(std::move(members)) {
+    set(CallState::kOurs);
+  }
+  ~TurnGate() override { set(CallState::kIdle); }
+
+  bool enter() override {
+    if (aborted()) return false;
+    set(CallState::kReal);
+    // Abort sets its flag and then reads the state; this sets the state and then reads the flag: one of them
+    // sees the other (both sequentially consistent).
+    if (aborted()) {
+      set(CallState::kOurs);
+      return false;
+    }
+    ++threadState().inside_real;
+    return true;
+  }
+
+  void leave() override {
+    --threadState().inside_real;
+    set(CallState::kOurs);
+  }
+
+ private:
+  void set(CallState state) {
+    for (Communicator* c : members_) c->state.store(state);
+  }
+  bool aborted() const {
+    return std::any_of(members_.begin(), members_.end(), [](Communicator* c) { return c->aborted.load(); });
+  }
+  std::vector<Communicator*> members_;
+};
+
+RedOpKind redOpKind(Communicator& c, const QueuedCall& call, Factor* factor) {
+  if (call.op != CollectiveOp::kAllReduce && call.op != CollectiveOp::kReduceScatter) return RedOpKind::kNone;
+  if (call.redop == ncclSum) return RedOpKind::kSum;
+  if (call.redop == ncclAvg) return RedOpKind::kAvg;
+  if (call.redop < ncclNumOps) return RedOpKind::kOther;
+  std::lock_guard lock(c.ops_mutex);
+  for (const CreatedOp& op : c.ops) {
+    if (op.op != call.redop || op.type != call.type) continue;
+    *factor = op.factor;
+    return RedOpKind::kPreMulSum;
+  }
+  return RedOpKind::kOther;
+}
+
+// Whether NCCL would accept these buffers: what it refuses is left to it, with its own words.
+bool buffersPresent(const QueuedCall& call) { return call.send != nullptr && call.recv != nullptr; }
+
+CompressedCall compressedCall(const QueuedCall& call, RedOpKind kind, const Factor& factor) {
+  CompressedCall out;
+  out.op = call.op;
+  out.send = call.send;
+  out.recv = call.recv;
+  out.count = call.count;
+  (void)wireDataType(call.type, &out.type);
+  out.average = kind == RedOpKind::kAvg;
+  out.factor = factor;
+  out.stream = call.stream;
+  return out;
+}
+
+bool overwritesItsSource(const Communicator& c, const CompressedCall& call) {
+  const size_t own = c.rank * call.count * dataTypeBytes(call.type);
+  return call.op == CollectiveOp::kAllGather && call.send == static_cast<char*>(call.recv) + own;
+}
+
+// Runs the compressed calls of one clique and counts them.
+ncclResult_t runMembers(std::vector<MemberTurn>& members) {
+  std::vector<CompressedTurn> turns;
+  std::vector<Communicator*> communicators;
+  std::vector<std::vector<StreamHandle>> streams;
+  streams.reserve(members.size());
+  for (MemberTurn& m : members) {
+    if (m.compressed.empty()) continue;
+    communicators.push_back(m.communicator);
+    streams.emplace_back();
+    // NCCL joins all streams of a group before and after it.
+    for (const QueuedCall& call : m.forwarded) streams.back().push_back(call.stream);
+    for (const QueuedCall& call : m.p2p) streams.back().push_back(call.stream);
+    CompressedTurn turn;
+    turn.compressor = m.communicator->compressor.get();
+    turn.calls = m.compressed;
+    turn.streams = streams.back();
+    turns.push_back(std::move(turn));
+  }
+  if (turns.empty()) return ncclSuccess;
+
+  const auto start = Clock::now();
+  std::string error;
+  ncclResult_t result;
+  {
+    TurnGate gate(communicators);
+    result = runCompressed(turns, gate, &error);
+  }
+  if (result != ncclSuccess && !error.empty()) return refuse(result, error);
+  if (result != ncclSuccess) return result;
+
+  const auto ns = static_cast<uint64_t>(std::chrono::nanoseconds(Clock::now() - start).count());
+  size_t calls = 0;
+  for (const CompressedTurn& t : turns) calls += t.calls.size();
+  size_t index = 0;
+  for (MemberTurn& m : members) {
+    if (m.compressed.empty()) continue;
+    const CompressedTurn& turn = turns[index++];
+    for (size_t i = 0; i < m.compressed.size(); ++i) {
+      RunLogRow* row = m.rows[i];
+      if (row == nullptr) continue;
+      bump(row->bytes_sent, turn.stats[i].sent_bytes);
+      bump(row->launches, turn.stats[i].launches);
+      bump(row->host_ns, ns / calls);
+      if (overwritesItsSource(*m.communicator, m.compressed[i])) bump(row->in_place, 1);
+    }
+  }
+  return ncclSuccess;
+}
+
+// One real group of the calls that `pick` selects from each member; none if there are none.
+template <class Pick>
+ncclResult_t runForwarded(std::vector<MemberTurn>& members, Pick&& pick) {
+  const bool any =
+      std::any_of(members.begin(), members.end(), [&](MemberTurn& m) { return !pick(m).empty(); });
+  if (!any) return ncclSuccess;
+  std::vector<Communicator*> communicators;
+  for (MemberTurn& m : members) communicators.push_back(m.communicator);
+  const NcclApi& api = members.front().communicator->real->api;
+  TurnGate gate(std::move(communicators));
+  if (!gate.enter())
+    return refuse(ncclRemoteError, "the communicator was aborted while its group was being launched");
+  ncclResult_t result = api.ncclGroupStart();
+  for (MemberTurn& m : members) {
+    for (const QueuedCall& call : pick(m)) {
+      if (result == ncclSuccess) result = issue(api, call);
+    }
+  }
+  const ncclResult_t end = api.ncclGroupEnd();
+  gate.leave();
+  return result != ncclSuccess ? result : end;
+}
+
+ncclResult_t runTurn(CliqueTurn& turn) {
+  ncclResult_t result = runForwarded(turn.members, [](MemberTurn& m) -> auto& { return m.forwarded; });
+  if (result == ncclSuccess) result = runMembers(turn.members);
+  if (result == ncclSuccess)
+    result = runForwarded(turn.members, [](MemberTurn& m) -> auto& { return m.p2p; });
+  return result;
+}
+
+MemberTurn& turnOf(GroupQueue& queue, Communicator& c) {
+  const auto clique = std::find_if(queue.turns.begin(), queue.turns.end(),
+                                   [&](CliqueTurn& t) { return t.clique == c.clique; });
+  CliqueTurn& turn = clique != queue.turns.end() ? *clique : queue.turns.emplace_back();
+  turn.clique = c.clique;
+  const auto member = std::find_if(turn.members.begin(), turn.members.end(),
+                                   [&](MemberTurn& m) { return m.communicator == &c; });
+  if (member != turn.members.end()) return *member;
+  turn.members.emplace_back().communicator = &c;
+  return turn.members.back();
+}
+
+// Whether a call inside a group goes straight into the open real group. NCCL launches a group communicator by
+// communicator in order of first call, so a communicator first called after one that compresses must wait for
+// its turn.
+bool passesAtOnce(GroupQueue& queue, Communicator& c) {
+  if (c.compresses()) return false;
+  const bool seen = std::find(queue.passed.begin(), queue.passed.end(), &c) != queue.passed.end();
+  if (!seen && queue.turns.empty()) queue.passed.push_back(&c);
+  return seen || queue.turns.empty();
+}
+
+ncclResult_t forward(const NcclApi& api, const QueuedCall& call) {
+  const InsideReal inside;
+  return issue(api, call);
+}
+
+void destroyDeferredOps(GroupQueue& queue) {
+  const InsideReal inside;
+  for (const DestroyedOp& d : queue.destroyed_ops) (void)d.real->api.ncclRedOpDestroy(d.op, d.comm);
+  queue.destroyed_ops.clear();
+}
+
+}  // namespace
+
+ncclResult_t dataCall(const RealNccl& fallback, const QueuedCall& call) {
+  Communicator* c = Registry::get().find(call.comm);
+  if (c == nullptr) return forward(fallback.api, call);
+  ThreadState& thread = threadState();
+
+  Factor factor;
+  RedOpKind kind = RedOpKind::kNone;
+  Reason reason = c->agreement.comm;
+  if (reason == Reason::kCompressed) {
+    kind = redOpKind(*c, call, &factor);
+    CallShape shape{call.op, call.type, kind, call.count, false};
+    reason = decideCall(c->agreement, shape);
+    // The capture state costs a call into the driver, so it is asked only where it can matter.
+    if (reason == Reason::kCompressed) {
+      const Status status = c->device->capturing(call.stream, &shape.capturing);
+      if (!status.ok()) return refuse(ncclUnhandledCudaError, status.message());
+      reason = decideCall(c->agreement, shape);
+    }
+  }
+  RunLogRow* row = count(*c, call, reason);
+  const bool compress = reason == Reason::kCompressed && buffersPresent(call);
+
+  if (thread.group_depth == 0) {
+    if (!compress) return forward(c->real->api, call);
+    std::vector<MemberTurn> members(1);
+    members[0].communicator = c;
+    members[0].compressed.push_back(compressedCall(call, kind, factor));
+    members[0].rows.push_back(row);
+    return runMembers(members);
+  }
+
+  GroupQueue& queue = threadQueue();
+  if (passesAtOnce(queue, *c)) return forward(c->real->api, call);
+  MemberTurn& turn = turnOf(queue, *c);
+  if (compress) {
+    turn.compressed.push_back(compressedCall(call, kind, factor));
+    turn.rows.push_back(row);
+  } else if (call.op == CollectiveOp::kSend || call.op == CollectiveOp::kRecv) {
+    turn.p2p.push_back(call);
+  } else {
+    turn.forwarded.push_back(call);
+  }
+  return ncclSuccess;
+}
+
+ncclResult_t groupStart(const RealNccl& real) {
+  ThreadState& thread = threadState();
+  // The real group opens at once, also where everything is queued: functions of a newer NCCL that are not
+  // wrapped must find it open.
+  ncclResult_t result;
+  {
+    const InsideReal inside;
+    result = real.api.ncclGroupStart();
+  }
+  if (result == ncclSuccess && thread.group_depth++ == 0) thread.group_real = &real;
+  return result;
+}
+
+ncclResult_t groupEnd(const RealNccl& real) {
+  ThreadState& thread = threadState();
+  const RealNccl& library = thread.group_real != nullptr ? *thread.group_real : real;
+  ncclResult_t result;
+  {
+    const InsideReal inside;
+    result = library.api.ncclGroupEnd();
+  }
+  if (thread.group_depth > 0) --thread.group_depth;
+  if (thread.group_depth > 0 || thread.queue == nullptr) return result;
+  thread.group_real = nullptr;
+
+  // Moved out first: a turn must not see itself queued.
+  GroupQueue queue;
+  std::swap(queue, *thread.queue);
+  if (!queue.inits.empty()) {
+    const ncclResult_t met = finishCommunicators(queue.inits, result);
+    if (result == ncclSuccess || result == ncclInProgress) result = met == ncclSuccess ? result : met;
+  }
+  // An error inside the group drops what it queued, as NCCL does.
+  if (result == ncclSuccess) {
+    for (CliqueTurn& turn : queue.turns) {
+      result = runTurn(turn);
+      if (result != ncclSuccess) break;
+    }
+  }
+  destroyDeferredOps(queue);
+  return result;
+}
+
+ncclResult_t groupSimulateEnd(const RealNccl& real, ncclSimInfo_t* info) {
+  ThreadState& thread = threadState();
+  const RealNccl& library = thread.group_real != nullptr ? *thread.group_real : real;
+  ncclResult_t result;
+  {
+    const InsideReal inside;
+    result = library.api.ncclGroupSimulateEnd != nullptr ? library.api.ncclGroupSimulateEnd(info)
+                                                         : ncclInvalidUsage;
+  }
+  // It ends the group like GroupEnd and launches nothing.
+  if (thread.group_depth > 0) --thread.group_depth;
+  if (thread.group_depth > 0 || thread.queue == nullptr) return result;
+  thread.group_real = nullptr;
+  GroupQueue queue;
+  std::swap(queue, *thread.queue);
+  destroyDeferredOps(queue);
+  return result;
+}
+
+}  // namespace halfwire

@@ -1,0 +1,116 @@
+// The interposer's one registry: the process's settings, the real NCCL, its communicators and its run log. It
+// is made at the first ncclGetUniqueId or communicator and lives until the process ends: nothing runs at load
+// or at exit.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "collective/compressor.h"
+#include "interpose/meeting.h"
+#include "interpose/resolver.h"
+#include "policy/policy.h"
+#include "policy/run_log.h"
+
+namespace halfwire {
+
+// Where a thread is inside a communicator's compressed call. Abort reads it from another thread.
+enum class CallState : int { kIdle, kOurs, kReal };
+
+// A PreMulSum operator the program created.
+struct CreatedOp {
+  ncclRedOp_t op;
+  ncclDataType_t type;
+  Factor factor;
+};
+
+struct Communicator {
+  const RealNccl* real = nullptr;
+  ncclComm_t handle = nullptr;
+  uint32_t rank = 0;
+  uint32_t ranks = 0;
+  Agreement agreement;
+  bool blocking = true;
+  std::optional<Mark> mark;  // of the id it descends from
+  uint64_t branch = 0;       // see MemberRecord
+  uint32_t splits = 0;       // Split calls so far: equal on all ranks
+  uint64_t clique = 0;       // equal for members of one communicator
+  std::unique_ptr<Device> device;
+  std::unique_ptr<Compressor> compressor;  // set if and only if agreement.comm is kCompressed
+  RunLogCommunicator* log = nullptr;
+
+  std::atomic<CallState> state{CallState::kIdle};
+  std::atomic<bool> aborted{false};
+
+  std::mutex ops_mutex;
+  std::vector<CreatedOp> ops;
+
+  bool compresses() const { return compressor != nullptr; }
+};
+
+class Registry {
+ public:
+  // The process's registry; made on first use, never destroyed.
+  static Registry& get();
+
+  // What the environment asks for, or why it is not valid.
+  const Result<Settings>& settings() const { return settings_; }
+
+  // The real NCCL, found on first use. Null and a status when there is none.
+  const RealNccl* real(Status* status);
+
+  // A mark for a new id: opens the meeting point on first use.
+  Result<Mark> invite();
+
+  // Lock-free. Null for a handle that is not followed.
+  Communicator* find(ncclComm_t handle) const;
+
+  // Takes ownership and enters it into the run log.
+  void add(std::unique_ptr<Communicator> communicator, const std::string& note, uint64_t connection_bytes);
+
+  // Takes a handle out and returns its state; null if it is not followed.
+  std::unique_ptr<Communicator> remove(ncclComm_t handle);
+
+  // Keeps state that can no longer be freed safely (an aborted communicator) until the process ends.
+  void park(std::unique_ptr<Communicator> communicator);
+
+  // Notes an error of ours for the report.
+  void noteError(const std::string& words);
+
+  // The run log may be written: false in a forked child, whose counters would be its parent's.
+  bool counting() const { return counting_.load(std::memory_order_relaxed); }
+  void stopCounting() { counting_.store(false, std::memory_order_relaxed); }
+
+  uint64_t nextClique() { return cliques_.fetch_add(1, std::memory_order_relaxed); }
+
+ private:
+  Registry();
+  RunLog* log();
+
+  struct Slot {
+    std::atomic<ncclComm_t> key{nullptr};
+    std::atomic<Communicator*> value{nullptr};
+  };
+  static constexpr size_t kSlots = 4096;
+  static size_t slotOf(ncclComm_t handle);
+
+  Result<Settings> settings_;
+  std::mutex mutex_;
+  std::optional<Result<RealNccl>> real_;
+  std::atomic<const RealNccl*> real_ready_{nullptr};
+  std::unique_ptr<MeetingPoint> meeting_;
+  int meeting_pid_ = 0;
+  std::unique_ptr<RunLog> log_;
+  bool log_tried_ = false;
+  std::vector<std::unique_ptr<Communicator>> parked_;
+  std::unique_ptr<Slot[]> slots_;
+  std::atomic<uint64_t> cliques_{1};
+  std::atomic<bool> counting_{true};
+};
+
+}  // namespace halfwire

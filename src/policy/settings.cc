@@ -1,0 +1,204 @@
+#include "policy/settings.h"
+
+#include <arpa/inet.h>
+#include <fmt/format.h>
+
+#include <string_view>
+
+#include "base/units.h"
+
+namespace halfwire {
+namespace {
+
+Status invalid(std::string_view variable, std::string_view value, std::string_view allowed) {
+  return {StatusCode::kInvalidArgument,
+          fmt::format("{}='{}' is not valid: use {}", variable, value, allowed)};
+}
+
+struct OpName {
+  std::string_view name;
+  OpBit bit;
+};
+constexpr OpName kOpNames[] = {{"allreduce", OpBit::kAllReduce},
+                               {"reducescatter", OpBit::kReduceScatter},
+                               {"allgather", OpBit::kAllGather},
+                               {"allgather-fp32", OpBit::kAllGatherFp32}};
+
+Status parseOps(std::string_view text, uint32_t* ops) {
+  *ops = 0;
+  std::string_view rest = text;
+  while (!rest.empty()) {
+    const size_t comma = rest.find(',');
+    const std::string_view name = rest.substr(0, comma);
+    rest = comma == std::string_view::npos ? std::string_view() : rest.substr(comma + 1);
+    bool known = false;
+    for (const OpName& op : kOpNames) {
+      if (op.name != name) continue;
+      *ops |= static_cast<uint32_t>(op.bit);
+      known = true;
+    }
+    if (!known) {
+      return invalid("HALFWIRE_OPS", text, "a list of allreduce, reducescatter, allgather, allgather-fp32");
+    }
+  }
+  // Full-precision gathers are a stronger wish than gathers.
+  if (*ops & static_cast<uint32_t>(OpBit::kAllGatherFp32)) *ops |= static_cast<uint32_t>(OpBit::kAllGather);
+  return {};
+}
+
+Status parseComms(std::string_view text, Settings* s) {
+  if (text == "world") {
+    s->comms = CommScope::kWorld;
+    return {};
+  }
+  if (text == "all") {
+    s->comms = CommScope::kAll;
+    return {};
+  }
+  if (text.starts_with("size:")) {
+    const auto size = parseInteger(text.substr(5), 2, 1 << 20, "number of ranks");
+    if (!size.ok()) return invalid("HALFWIRE_COMMS", text, "world, all or size:N with N of 2 and more");
+    s->comms = CommScope::kSize;
+    s->comm_size = static_cast<int32_t>(size.value());
+    return {};
+  }
+  return invalid("HALFWIRE_COMMS", text, "world, all or size:N");
+}
+
+int32_t worldSize(const std::function<const char*(const char*)>& lookup) {
+  for (const char* name : {"WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_NTASKS"}) {
+    const char* value = lookup(name);
+    if (value == nullptr) continue;
+    const auto size = parseInteger(value, 1, 1 << 24, "number of ranks");
+    return size.ok() ? static_cast<int32_t>(size.value()) : 0;
+  }
+  return 0;
+}
+
+uint64_t mix(uint64_t hash, uint64_t value) {
+  // FNV-1a over the eight bytes.
+  for (int i = 0; i < 8; ++i) hash = (hash ^ ((value >> (8 * i)) & 0xff)) * 0x100000001b3ull;
+  return hash;
+}
+
+}  // namespace
+
+Result<Settings> readSettings(const std::function<const char*(const char*)>& lookup) {
+  Settings s;
+  const auto text = [&](const char* name) -> std::string_view {
+    const char* value = lookup(name);
+    return value == nullptr ? std::string_view() : std::string_view(value);
+  };
+
+  const std::string_view mode = text("HALFWIRE_MODE");
+  if (mode == "wire") {
+    s.mode = Mode::kWire;
+  } else if (!mode.empty() && mode != "off") {
+    return invalid("HALFWIRE_MODE", mode, "off or wire");
+  }
+
+  const std::string_view format = text("HALFWIRE_FORMAT");
+  if (format == "e5m2") {
+    s.format.element = ElementFormat::kE5M2;
+  } else if (format == "int8") {
+    s.format.element = ElementFormat::kInt8;
+  } else if (!format.empty() && format != "e4m3") {
+    return invalid("HALFWIRE_FORMAT", format, "e4m3, e5m2 or int8");
+  }
+
+  const std::string_view block = text("HALFWIRE_BLOCK");
+  if (!block.empty()) {
+    if (block != "32" && block != "64" && block != "128" && block != "256") {
+      return invalid("HALFWIRE_BLOCK", block, "32, 64, 128 or 256");
+    }
+    s.format.block = static_cast<uint16_t>(parseInteger(block, 32, 256, "block").value());
+  }
+
+  const std::string_view scale = text("HALFWIRE_SCALE");
+  if (scale == "e8m0") {
+    s.format.scale = ScaleFormat::kE8M0;
+  } else if (!scale.empty() && scale != "fp32") {
+    return invalid("HALFWIRE_SCALE", scale, "fp32 or e8m0");
+  }
+
+  if (const std::string_view ops = text("HALFWIRE_OPS"); !ops.empty()) {
+    if (Status status = parseOps(ops, &s.ops); !status.ok()) return status;
+  }
+  if (const std::string_view comms = text("HALFWIRE_COMMS"); !comms.empty()) {
+    if (Status status = parseComms(comms, &s); !status.ok()) return status;
+  }
+  if (const std::string_view min = text("HALFWIRE_MIN_BYTES"); !min.empty()) {
+    const auto bytes = parseBytes(min);
+    if (!bytes.ok()) return invalid("HALFWIRE_MIN_BYTES", min, "a size like 4MiB");
+    s.min_bytes = bytes.value();
+  }
+  if (const std::string_view chunk = text("HALFWIRE_CHUNK_BYTES"); !chunk.empty()) {
+    const auto bytes = parseBytes(chunk);
+    if (!bytes.ok() || bytes.value() < 1024 || bytes.value() > (4ull << 30)) {
+      return invalid("HALFWIRE_CHUNK_BYTES", chunk, "a size from 1KiB to 4GiB");
+    }
+    s.chunk_bytes = bytes.value();
+  }
+  if (const std::string_view timeout = text("HALFWIRE_MEETING_TIMEOUT"); !timeout.empty()) {
+    const auto seconds = parseInteger(timeout, 1, 3600, "number of seconds");
+    if (!seconds.ok()) return invalid("HALFWIRE_MEETING_TIMEOUT", timeout, "seconds from 1 to 3600");
+    s.meeting_timeout_s = static_cast<uint32_t>(seconds.value());
+  }
+  if (const std::string_view address = text("HALFWIRE_ADDRESS"); !address.empty()) {
+    s.address = address;
+    in_addr parsed{};
+    if (inet_pton(AF_INET, s.address.c_str(), &parsed) != 1 || parsed.s_addr == htonl(INADDR_ANY)) {
+      return invalid("HALFWIRE_ADDRESS", address,
+                     "an IPv4 address of this machine that the other ranks can reach");
+    }
+  }
+  s.log_dir = text("HALFWIRE_LOG_DIR");
+  s.nccl_path = text("HALFWIRE_NCCL");
+  s.world_size = worldSize(lookup);
+  return s;
+}
+
+uint64_t settingsDigest(const Settings& s) {
+  uint64_t hash = 0xcbf29ce484222325ull;
+  for (const uint64_t value :
+       {static_cast<uint64_t>(s.mode), static_cast<uint64_t>(s.format.element),
+        static_cast<uint64_t>(s.format.scale), static_cast<uint64_t>(s.format.block),
+        static_cast<uint64_t>(s.ops), static_cast<uint64_t>(s.comms), static_cast<uint64_t>(s.comm_size),
+        static_cast<uint64_t>(s.world_size), s.min_bytes, s.chunk_bytes}) {
+    hash = mix(hash, value);
+  }
+  return hash;
+}
+
+std::string describeSettings(const Settings& s) {
+  if (s.mode == Mode::kOff) return "off";
+  std::string ops;
+  for (const OpName& op : kOpNames) {
+    if (!(s.ops & static_cast<uint32_t>(op.bit))) continue;
+    if (!ops.empty()) ops += '+';
+    ops += op.name;
+  }
+  std::string comms = "all";
+  if (s.comms == CommScope::kWorld)
+    comms = s.world_size > 0 ? fmt::format("world ({} ranks)", s.world_size) : "world";
+  if (s.comms == CommScope::kSize) comms = fmt::format("of {} ranks", s.comm_size);
+  return fmt::format("wire {}/{}/{}, {}, communicators {}, from {}, chunks of {}",
+                     elementFormatName(s.format.element), s.format.block, scaleFormatName(s.format.scale),
+                     ops, comms, formatBytes(s.min_bytes), formatBytes(s.chunk_bytes));
+}
+
+const char* elementFormatName(ElementFormat format) {
+  switch (format) {
+    case ElementFormat::kE4M3:
+      return "e4m3";
+    case ElementFormat::kE5M2:
+      return "e5m2";
+    case ElementFormat::kInt8:
+      return "int8";
+  }
+  return "?";
+}
+
+const char* scaleFormatName(ScaleFormat scale) { return scale == ScaleFormat::kFp32 ? "fp32" : "e8m0"; }
+
+}  // namespace halfwire
