@@ -15,8 +15,10 @@
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 #define HALFWIRE_HOST_DEVICE __host__ __device__ __forceinline__
+#define HALFWIRE_UNROLL _Pragma("unroll")
 #else
 #define HALFWIRE_HOST_DEVICE inline
+#define HALFWIRE_UNROLL
 #endif
 
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 890
@@ -144,7 +146,7 @@ HALFWIRE_HOST_DEVICE uint32_t encodeFloat8(const float (&z)[4]) {
   constexpr uint32_t kShift = 23 - kMantissa;
   constexpr float kLift = static_cast<float>(1u << kShift);
   uint32_t code[4];
-#pragma unroll
+  HALFWIRE_UNROLL
   for (int i = 0; i < 4; ++i) {
     const uint32_t exponent = maxOf(bitsOf(z[i]) & 0x7f800000u, kSmallest << 23);
     const float sum = fmaRn(floatOf(exponent), kLift, floatOf(bitsOf(z[i]) & 0x7fffffffu));
@@ -158,7 +160,7 @@ HALFWIRE_HOST_DEVICE uint32_t encodeFloat8(const float (&z)[4]) {
 // Four codes of int8; |z| <= 127.5. Adding 1.5 * 2^23 leaves the rounded integer in the low bits.
 HALFWIRE_HOST_DEVICE uint32_t encodeInt8(const float (&z)[4]) {
   uint32_t code[4];
-#pragma unroll
+  HALFWIRE_UNROLL
   for (int i = 0; i < 4; ++i) code[i] = bitsOf(addRn(z[i], 12582912.0f));
   return packLowBytes(code);
 }
@@ -189,6 +191,18 @@ HALFWIRE_HOST_DEVICE uint32_t encode4(const float (&z)[4]) {
 #endif
   if constexpr (F == ElementFormat::kE4M3) return encodeFloat8<3, 121>(z);
   return encodeFloat8<2, 113>(z);
+}
+
+// The not-finite code in each byte whose element is not finite, else the byte of `codes`.
+template <ElementFormat F>
+HALFWIRE_HOST_DEVICE uint32_t markNonFinite(uint32_t codes, const float (&y)[4], uint32_t overflow_bits) {
+  HALFWIRE_UNROLL
+  for (int i = 0; i < 4; ++i) {
+    if ((bitsOf(y[i]) & 0x7fffffffu) >= overflow_bits) {
+      codes = (codes & ~(0xffu << (8 * i))) | (uint32_t{nonFiniteCode(F)} << (8 * i));
+    }
+  }
+  return codes;
 }
 
 // ---- numbers from codes ----
@@ -222,7 +236,7 @@ template <ElementFormat F, CodecPath P>
 HALFWIRE_HOST_DEVICE void decode4(uint32_t codes, float (&q)[4]) {
   if constexpr (F == ElementFormat::kInt8) {
     const uint32_t biased = codes ^ 0x80808080u;
-#pragma unroll
+    HALFWIRE_UNROLL
     for (int i = 0; i < 4; ++i) {
       // 2^23 + 128 + code as fp32 bits
       q[i] = addRn(floatOf(pickBytes(biased, 0x4b000000u, 0x7650u | static_cast<uint32_t>(i))), -8388736.0f);
@@ -245,7 +259,7 @@ HALFWIRE_HOST_DEVICE void decode4(uint32_t codes, float (&q)[4]) {
   }
 #endif
   if constexpr (F == ElementFormat::kE4M3) {
-#pragma unroll
+    HALFWIRE_UNROLL
     for (int i = 0; i < 4; ++i) {
       // Exponent and mantissa at the bottom of fp32's exponent and the top of its mantissa are the value
       // times 2^-120, subnormals included.
@@ -271,12 +285,12 @@ template <ElementFormat F, CodecPath P>
 HALFWIRE_HOST_DEVICE void decodeScaled4(uint32_t codes, float s, float bound, bool plain, float (&t)[4]) {
   decode4<F, P>(codes, t);
   if (plain) {
-#pragma unroll
+    HALFWIRE_UNROLL
     for (int i = 0; i < 4; ++i) t[i] = mulRn(t[i], s);
     return;
   }
   const uint32_t bad = nonFiniteBytes<F>(codes);
-#pragma unroll
+  HALFWIRE_UNROLL
   for (int i = 0; i < 4; ++i) {
     t[i] = clampTo(mulRn(t[i], s), bound);
     if ((bad >> (8 * i)) & 0x80u) t[i] = canonicalNan();

@@ -6,9 +6,6 @@
 
 namespace halfwire::cuda {
 
-// How loads of data that is read once go through the caches.
-enum class LoadHint { kDefault, kStreaming };
-
 template <LoadHint H>
 __device__ __forceinline__ uint4 load16(const void* pointer) {
   uint4 v;
@@ -111,19 +108,6 @@ __device__ __forceinline__ void padScales(uint8_t* scales, ScaleFormat format, u
   const uint64_t used = blocks * scaleBytes(format);
   const uint64_t end = roundUp(used, kPacketAlignment);
   for (uint64_t i = used; i < end; ++i) scales[i] = 0;
-}
-
-// The not-finite code in each byte whose element is not finite, else the byte of `codes`.
-template <ElementFormat F>
-__device__ __forceinline__ uint32_t markNonFinite(uint32_t codes, const float (&y)[4],
-                                                  uint32_t overflow_bits) {
-#pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    if ((bitsOf(y[i]) & 0x7fffffffu) >= overflow_bits) {
-      codes = (codes & ~(0xffu << (8 * i))) | (uint32_t{nonFiniteCode(F)} << (8 * i));
-    }
-  }
-  return codes;
 }
 
 // ---- quantize ----

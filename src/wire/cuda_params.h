@@ -12,6 +12,9 @@ namespace halfwire {
 // integer and fp32 arithmetic. Both give the same bits.
 enum class CodecPath : uint8_t { kHardware = 0, kSoftware = 1 };
 
+// How loads of data that is read once go through the caches: kept in L1 like any other, or not.
+enum class LoadHint : uint8_t { kDefault = 0, kStreaming = 1 };
+
 // Elements that one thread of any kernel handles at a time: what fills a 16-byte access of one-byte codes.
 inline constexpr uint32_t kThreadElements = 16;
 

@@ -4,7 +4,7 @@
 
 #include <cstdint>
 
-#include "wire/cuda_kernels.h"
+#include "wire/cuda_params.h"
 #include "wire/format.h"
 
 namespace halfwire::cuda {
@@ -12,16 +12,14 @@ namespace halfwire::cuda {
 inline constexpr uint32_t kQuantizeThreads = 256;
 inline constexpr uint32_t kQuantizeResident = 1280;
 inline constexpr LoadHint kQuantizeHint = LoadHint::kStreaming;
-template <DataType T>
-inline constexpr uint32_t kQuantizeRepeat = 1;
+constexpr uint32_t quantizeRepeat(DataType) { return 1; }
 
 inline constexpr uint32_t kDequantizeThreads = 256;
 inline constexpr uint32_t kDequantizeResident = 1280;
-template <DataType T>
-inline constexpr uint32_t kDequantizeRepeat = 1;
+constexpr uint32_t dequantizeRepeat(DataType) { return 1; }
 
 inline constexpr uint32_t kReduceThreads = 256;
-inline constexpr uint32_t kReduceResident = 1024;
+inline constexpr uint32_t kReduceResident = 768;
 inline constexpr uint32_t kReduceDepth = 4;
 inline constexpr LoadHint kReduceHint = LoadHint::kStreaming;
 

@@ -18,14 +18,14 @@ using halfwire::ElementFormat;
       halfwire_quantize_##format##_##type##_##path##_##blocks(                                   \
           const __grid_constant__ halfwire::QuantizeParams p) {                                  \
     cuda::Quantize<DataType::T, ElementFormat::F, CodecPath::P, blocks, cuda::kQuantizeThreads,  \
-                   cuda::kQuantizeRepeat<DataType::T>, cuda::kQuantizeHint>::run(p);             \
+                   cuda::quantizeRepeat(DataType::T), cuda::kQuantizeHint>::run(p);              \
   }
 #define HALFWIRE_DEQUANTIZE(format, F, type, T, path, P)                                                     \
   extern "C" __global__ void __launch_bounds__(cuda::kDequantizeThreads,                                     \
                                                cuda::kDequantizeResident / cuda::kDequantizeThreads)         \
       halfwire_dequantize_##format##_##type##_##path(const __grid_constant__ halfwire::DequantizeParams p) { \
     cuda::Dequantize<DataType::T, ElementFormat::F, CodecPath::P, cuda::kDequantizeThreads,                  \
-                     cuda::kDequantizeRepeat<DataType::T>>::run(p);                                          \
+                     cuda::dequantizeRepeat(DataType::T)>::run(p);                                           \
   }
 #define HALFWIRE_REDUCE(format, F, target, call, path, P)                                              \
   extern "C" __global__ void __launch_bounds__(cuda::kReduceThreads,                                   \
