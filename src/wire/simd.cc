@@ -199,27 +199,29 @@ struct Float8 {
     const VU16 sign = hn::And(hn::ShiftRight<8>(source.signs()), hn::Set(u16, 0x80));
     return hn::Or(hn::Sub(code, hn::Set(u16, (128 - kBias) << kMantissa)), sign);
   }
-  static HWY_INLINE hn::Vec<U8> mark(hn::Vec<U8> codes) { return hn::And(codes, hn::Set(u8, 0x7f)); }
 };
 
+// Both float formats are the upper bits of fp16, E4M3 after a shift by one that widens its exponent.
 template <>
 struct Element<ElementFormat::kE4M3> : Float8<3, 7> {
+  static constexpr int kMantissaBits = 3;
   static constexpr float kUnit = 256.0f;       // `decode` gives the value over this
-  static constexpr uint8_t kNonFinite = 0x7f;  // the smallest mark of a code that is not finite
-  static HWY_INLINE Pair decode(const uint8_t* codes) {
-    const VU16 c = hn::PromoteTo(u16, hn::LoadU(U8Half(), codes));
-    const auto shifted = hn::ShiftRight<1>(hn::BitCast(i16, hn::ShiftLeft<8>(c)));
-    return Source<DataType::kFp16>::widen(hn::And(hn::BitCast(u16, shifted), hn::Set(u16, 0xbf80)));
+  static constexpr float kSmallest = 0x1p-9f;  // the smallest magnitude above zero
+  static constexpr uint8_t kNonFinite =
+      0x7f;  // the smallest mark (hasNonFinite) of a code that is not finite
+  // fp16 from lanes that hold the code in their upper byte and 0 in the lower.
+  static HWY_INLINE VU16 toFp16(VU16 shifted) {
+    return hn::And(hn::BitCast(u16, hn::ShiftRight<1>(hn::BitCast(i16, shifted))), hn::Set(u16, 0xbf80));
   }
 };
 
 template <>
 struct Element<ElementFormat::kE5M2> : Float8<2, 15> {
+  static constexpr int kMantissaBits = 2;
   static constexpr float kUnit = 1.0f;
+  static constexpr float kSmallest = 0x1p-16f;
   static constexpr uint8_t kNonFinite = 0x7c;
-  static HWY_INLINE Pair decode(const uint8_t* codes) {
-    return Source<DataType::kFp16>::widen(hn::ShiftLeft<8>(hn::PromoteTo(u16, hn::LoadU(U8Half(), codes))));
-  }
+  static HWY_INLINE VU16 toFp16(VU16 shifted) { return shifted; }
 };
 
 template <>
@@ -232,25 +234,69 @@ struct Element<ElementFormat::kInt8> {
     return S::join(hn::BitCast(u32, hn::NearestInt(hn::Mul(y.lo, inverse))),
                    hn::BitCast(u32, hn::NearestInt(hn::Mul(y.hi, inverse))));
   }
-  static HWY_INLINE hn::Vec<U8> mark(hn::Vec<U8> codes) { return hn::Xor(codes, hn::Set(u8, 0x7f)); }
-  static HWY_INLINE Pair decode(const uint8_t* codes) {
-    const hn::Rebind<int8_t, F32> quarter;
-    const auto* p = reinterpret_cast<const int8_t*>(codes);
-    return {hn::ConvertTo(f32, hn::PromoteTo(i32, hn::LoadU(quarter, p))),
-            hn::ConvertTo(f32, hn::PromoteTo(i32, hn::LoadU(quarter, p + kLanes)))};
-  }
 };
 
+#if HWY_TARGET <= HWY_AVX3
+constexpr size_t kGroupVectors = 2;  // 32 elements, the smallest block
+#else
+constexpr size_t kGroupVectors = 4;
+#endif
+constexpr size_t kGroup = kGroupVectors * kLanes;
+
+// kGroup elements in order.
+struct Group {
+  VF32 v[kGroupVectors];
+};
+
+// The values of kGroup codes over Element::kUnit. What it makes of codes that are not finite does not matter.
 template <ElementFormat E>
-HWY_INLINE bool hasNonFinite(const uint8_t* codes, uint32_t block) {
-  const hn::CappedTag<uint8_t, 32> d;
-  using Codes = Element<E>;
-  auto m = hn::Zero(d);
-  for (uint32_t i = 0; i < block; i += hn::MaxLanes(d)) {
-    const auto c = hn::LoadU(d, codes + i);
-    m = hn::Max(m, E == ElementFormat::kInt8 ? hn::Xor(c, hn::Set(d, 0x7f)) : hn::And(c, hn::Set(d, 0x7f)));
+HWY_INLINE Group decode(const uint8_t* codes) {
+  Group g;
+  if constexpr (E == ElementFormat::kInt8) {
+    const hn::Rebind<int8_t, F32> quarter;
+    const auto* p = reinterpret_cast<const int8_t*>(codes);
+    for (size_t i = 0; i < kGroupVectors; ++i) {
+      g.v[i] = hn::ConvertTo(f32, hn::PromoteTo(i32, hn::LoadU(quarter, p + i * kLanes)));
+    }
+  } else {
+#if HWY_TARGET == HWY_AVX2
+    // Interleaving stays within 128 bits, which suits a conversion that takes 128 bits at a time.
+    const auto c = hn::LoadU(u8, codes);
+    const auto zero = hn::Zero(u8);
+    const Pair a = Source<DataType::kFp16>::widen(
+        Element<E>::toFp16(hn::BitCast(u16, hn::InterleaveLower(u8, zero, c))));
+    const Pair b = Source<DataType::kFp16>::widen(
+        Element<E>::toFp16(hn::BitCast(u16, hn::InterleaveUpper(u8, zero, c))));
+    g = {{a.lo, b.lo, a.hi, b.hi}};
+#else
+    for (size_t i = 0; i < kGroupVectors; i += 2) {
+      const VU16 c = hn::PromoteTo(u16, hn::LoadU(U8Half(), codes + i * kLanes));
+      const Pair a = Source<DataType::kFp16>::widen(Element<E>::toFp16(hn::ShiftLeft<8>(c)));
+      g.v[i] = a.lo;
+      g.v[i + 1] = a.hi;
+    }
+#endif
   }
-  return !hn::AllFalse(d, hn::Eq(hn::Max(m, hn::Set(d, Codes::kNonFinite)), m));
+  return g;
+}
+
+// Whether any of `count` codes (a multiple of 32) is not finite.
+template <ElementFormat E>
+HWY_INLINE bool hasNonFinite(const uint8_t* codes, uint32_t count) {
+  using D = hn::CappedTag<uint8_t, 32>;
+  constexpr D d;
+  const auto mark = [&](uint32_t i) HWY_ATTR {
+    const auto mask = hn::Set(d, 0x7f);
+    const auto c = hn::LoadU(d, codes + i);
+    return E == ElementFormat::kInt8 ? hn::Xor(c, mask) : hn::And(c, mask);
+  };
+  auto m0 = mark(0), m1 = mark(32 - hn::MaxLanes(d));
+  for (uint32_t i = 0; i < count; i += 32) {
+    m0 = hn::Max(m0, mark(i));
+    if constexpr (hn::MaxLanes(D()) == 16) m1 = hn::Max(m1, mark(i + 16));
+  }
+  const auto m = hn::Max(m0, m1);
+  return !hn::AllFalse(d, hn::Eq(hn::Max(m, hn::Set(d, Element<E>::kNonFinite)), m));
 }
 
 // ---- Results: fp32 in element order to the data type, nearest even; no value is NaN.
@@ -473,12 +519,77 @@ HWY_INLINE float readScale(ScaleFormat format, const uint8_t* scales, uint64_t b
   return scale;
 }
 
+#if HWY_TARGET <= HWY_AVX2
+using Bytes = hn::FixedTag<uint8_t, 32>;
+#else
+using Bytes = hn::FixedTag<uint8_t, 16>;
+#endif
+
+// Moves the 64-bit quarters so that interleaving the lower and the upper half of each 128 bits gives element
+// order.
+HWY_INLINE hn::Vec<Bytes> spread(hn::Vec<Bytes> v) {
+#if HWY_TARGET <= HWY_AVX2
+  return hn::Vec<Bytes>{_mm256_permute4x64_epi64(v.raw, 0xd8)};
+#else
+  return v;
+#endif
+}
+
+// Float8 to bf16 without arithmetic on elements. Below one scale all codes of one mantissa decode to the same
+// bf16 mantissa, so the products of codes with exponent field 0 or 1 are worked out and the others add to
+// their exponent. Requires that the products of field 1 are normal and none is too large.
+template <ElementFormat E>
+HWY_INLINE void decodeBlockByTable(const uint8_t* codes, float scale, uint32_t block, uint8_t* out) {
+  constexpr int kMantissa = Element<E>::kMantissaBits;
+  constexpr uint8_t kImplicit = 1 << kMantissa;
+  constexpr Bytes d8;
+  constexpr hn::Repartition<uint16_t, Bytes> d16;
+  constexpr hn::FixedTag<uint8_t, 16> table;
+  alignas(64) uint16_t products[std::max<size_t>(16, kPair)];
+  alignas(16) uint8_t low[16], high[16];
+  const VF32 unit = hn::Set(f32, scale * Element<E>::kSmallest);
+  for (size_t i = 0; i < 16; i += kPair) {
+    const auto product = [&](size_t first)
+                             HWY_ATTR { return hn::Mul(hn::Iota(f32, static_cast<float>(first)), unit); };
+    store<DataType::kBf16>({product(i), product(i + kLanes)}, reinterpret_cast<uint8_t*>(products + i));
+  }
+  const auto first = hn::Load(table, reinterpret_cast<const uint8_t*>(products));
+  const auto second = hn::Load(table, reinterpret_cast<const uint8_t*>(products + 8));
+  hn::Store(hn::ConcatEven(table, second, first), table, low);
+  hn::Store(hn::ConcatOdd(table, second, first), table, high);
+  const auto low_table = hn::LoadDup128(d8, low), high_table = hn::LoadDup128(d8, high);
+  const auto zero = hn::Zero(d8);
+  for (uint32_t i = 0; i < block; i += hn::MaxLanes(d8)) {
+    const auto c = spread(hn::LoadU(d8, codes + i));
+    const auto magnitude = hn::And(c, hn::Set(d8, 0x7f));
+    const auto mantissa = hn::And(c, hn::Set(d8, kImplicit - 1));
+    const auto index = hn::Min(magnitude, hn::Or(mantissa, hn::Set(d8, kImplicit)));
+    const auto field = hn::BitCast(d8, hn::ShiftRight<kMantissa>(hn::BitCast(d16, magnitude)));
+    const auto raise = hn::SaturatedSub(hn::And(field, hn::Set(d8, 0x7f >> kMantissa)), hn::Set(d8, 1));
+    const auto lo = hn::TableLookupBytes(low_table, index);
+    const auto hi = hn::Or(hn::TableLookupBytes(high_table, index), hn::AndNot(hn::Set(d8, 0x7f), c));
+    const auto put = [&](size_t at, hn::Vec<decltype(d16)> bits, hn::Vec<decltype(d16)> exponent) HWY_ATTR {
+      hn::StoreU(hn::Add(bits, hn::ShiftLeft<7>(exponent)), d16, reinterpret_cast<uint16_t*>(out) + at);
+    };
+    put(i, hn::BitCast(d16, hn::InterleaveLower(d8, lo, hi)),
+        hn::BitCast(d16, hn::InterleaveLower(d8, raise, zero)));
+    put(i + hn::MaxLanes(d16), hn::BitCast(d16, hn::InterleaveUpper(d8, lo, hi)),
+        hn::BitCast(d16, hn::InterleaveUpper(d8, raise, zero)));
+  }
+}
+
 template <ElementFormat E, DataType T>
 HWY_INLINE void decodeBlock(const uint8_t* codes, float scale, uint32_t block, uint8_t* out) {
+  if constexpr (T == DataType::kBf16 && E != ElementFormat::kInt8) {
+    constexpr float kLeast = kMinScale / (Element<E>::kSmallest * (1 << Element<E>::kMantissaBits));
+    if (HWY_LIKELY(scale >= kLeast)) return decodeBlockByTable<E>(codes, scale, block, out);
+  }
   const VF32 s = hn::Set(f32, scale * Element<E>::kUnit);
-  for (uint32_t i = 0; i < block; i += kPair) {
-    const Pair q = Element<E>::decode(codes + i);
-    store<T>({hn::Mul(q.lo, s), hn::Mul(q.hi, s)}, out + i * dataTypeBytes(T));
+  for (uint32_t i = 0; i < block; i += kGroup) {
+    const Group q = decode<E>(codes + i);
+    for (size_t j = 0; j < kGroupVectors; j += 2) {
+      store<T>({hn::Mul(q.v[j], s), hn::Mul(q.v[j + 1], s)}, out + (i + j * kLanes) * dataTypeBytes(T));
+    }
   }
 }
 
@@ -511,8 +622,34 @@ struct PacketGroup {
   uint32_t packets = 0;
   bool first = true;  // the sum starts with this group
   const uint8_t* codes[kPacketGroup];
-  float scale[kTile][kPacketGroup];  // times the average, times Element::kUnit
+  alignas(64) float scale[kPacketGroup][kTile];  // times the average, times Element::kUnit
 };
+
+// Fills in the scales of one packet. Returns a bit for each block whose products may have to be clamped;
+// false comparisons catch NaN as well.
+template <ElementFormat E>
+HWY_INLINE uint32_t scaleTile(ScaleFormat format, const uint8_t* scales, uint32_t blocks, float average,
+                              float bound, float* out) {
+  if (format == ScaleFormat::kFp32) {
+    std::memcpy(out, scales, blocks * 4);
+  } else {
+    for (uint32_t b = 0; b < blocks; ++b) out[b] = std::bit_cast<float>(uint32_t{scales[b]} << 23);
+  }
+  for (uint32_t b = blocks; b < kTile; ++b) out[b] = 0.0f;
+  uint32_t clamped = 0;
+  for (uint32_t b = 0; b < kTile; b += kLanes) {
+    const VF32 s = hn::Mul(hn::Load(f32, out + b), hn::Set(f32, average));
+    const auto plain = hn::And(hn::Gt(s, hn::Zero(f32)),
+                               hn::Le(hn::Mul(s, hn::Set(f32, elementMax(E))), hn::Set(f32, bound)));
+    uint8_t bits[8] = {};
+    hn::StoreMaskBits(f32, plain, bits);
+    uint32_t word;
+    std::memcpy(&word, bits, 4);
+    clamped |= (~word & ((1u << kLanes) - 1)) << b;
+    hn::Store(hn::Mul(s, hn::Set(f32, Element<E>::kUnit)), f32, out + b);
+  }
+  return clamped & ((1u << blocks) - 1);
+}
 
 // Adds the group's packets, in order, to the sums of the blocks whose bit in `left` is clear.
 template <ElementFormat E>
@@ -520,32 +657,23 @@ HWY_NOINLINE void addTile(const PacketGroup& group, uint32_t blocks, uint32_t bl
                           float* sums) {
   for (uint32_t b = 0; b < blocks; ++b) {
     if (left >> b & 1) continue;
-    const float* const scale = group.scale[b];
-    for (uint32_t i = b * block; i < (b + 1) * block; i += 2 * kPair) {
-      const auto term = [&](uint32_t k, uint32_t offset) HWY_ATTR {
-        const VF32 s = hn::Set(f32, scale[k]);
-        const Pair q = Element<E>::decode(group.codes[k] + i + offset);
-        return Pair{hn::Mul(q.lo, s), hn::Mul(q.hi, s)};
-      };
-      Pair a, c;
+    for (uint32_t i = b * block; i < (b + 1) * block; i += kGroup) {
+      Group sum;
       uint32_t k = 0;
       if (group.first) {
-        a = term(0, 0);
-        c = term(0, kPair);
+        const VF32 s = hn::Set(f32, group.scale[0][b]);
+        sum = decode<E>(group.codes[0] + i);
+        for (VF32& v : sum.v) v = hn::Mul(v, s);
         k = 1;
       } else {
-        a = {hn::Load(f32, sums + i), hn::Load(f32, sums + i + kLanes)};
-        c = {hn::Load(f32, sums + i + 2 * kLanes), hn::Load(f32, sums + i + 3 * kLanes)};
+        for (size_t j = 0; j < kGroupVectors; ++j) sum.v[j] = hn::Load(f32, sums + i + j * kLanes);
       }
       for (; k < group.packets; ++k) {
-        const Pair x = term(k, 0), y = term(k, kPair);
-        a = {hn::Add(a.lo, x.lo), hn::Add(a.hi, x.hi)};
-        c = {hn::Add(c.lo, y.lo), hn::Add(c.hi, y.hi)};
+        const VF32 s = hn::Set(f32, group.scale[k][b]);
+        const Group q = decode<E>(group.codes[k] + i);
+        for (size_t j = 0; j < kGroupVectors; ++j) sum.v[j] = hn::Add(sum.v[j], hn::Mul(q.v[j], s));
       }
-      hn::Store(a.lo, f32, sums + i);
-      hn::Store(a.hi, f32, sums + i + kLanes);
-      hn::Store(c.lo, f32, sums + i + 2 * kLanes);
-      hn::Store(c.hi, f32, sums + i + 3 * kLanes);
+      for (size_t j = 0; j < kGroupVectors; ++j) hn::Store(sum.v[j], f32, sums + i + j * kLanes);
     }
   }
 }
@@ -579,11 +707,11 @@ void reduceBlocks(const ReduceJob& job) {
       for (uint32_t k = 0; k < group.packets; ++k) {
         const uint8_t* const packet = reducePacket(job, k0 + k);
         group.codes[k] = packet + start * block;
+        left |= scaleTile<E>(format.scale, packet + scales_at + start * scale_bytes, blocks, job.average,
+                             bound, group.scale[k]);
+        if (HWY_LIKELY(!hasNonFinite<E>(group.codes[k], blocks * block))) continue;
         for (uint32_t b = 0; b < blocks; ++b) {
-          const float s = readScale(format.scale, packet + scales_at, start + b) * job.average;
-          const bool plain = s > 0.0f && s * elementMax(E) <= bound;
-          if (!plain || hasNonFinite<E>(group.codes[k] + b * block, block)) left |= 1u << b;
-          group.scale[b][k] = s * Element<E>::kUnit;
+          if (hasNonFinite<E>(group.codes[k] + b * block, block)) left |= 1u << b;
         }
       }
       addTile<E>(group, blocks, block, left, sums);
