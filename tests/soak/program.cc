@@ -1,0 +1,454 @@
+#include "soak/program.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstdlib>
+#include <sstream>
+
+#include "abi/nccl_types.h"
+#include "policy/policy.h"
+#include "soak/random.h"
+
+namespace halfwire::soak {
+namespace {
+
+constexpr uint64_t kLargest = 1u << 20;  // elements of one message
+constexpr uint64_t kBudget = 3u << 20;   // elements of a program, all ranks' buffers together
+constexpr ncclDataType_t kTypes[] = {ncclBfloat16, ncclBfloat16, ncclBfloat16, ncclFloat16, ncclFloat16,
+                                     ncclFloat32,  ncclFloat32,  ncclInt32,    ncclInt8,    ncclFloat64};
+
+class Generator {
+ public:
+  Generator(uint64_t seed, const GenerateOptions& options) : random_(mix(seed, 0x50a4)) {
+    program_.seed = seed;
+    program_.ranks = options.ranks > 0 ? options.ranks : static_cast<int>(random_.between(2, 5));
+  }
+
+  Program run() {
+    makeSettings();
+    makeCommunicators();
+    const int steps = static_cast<int>(random_.between(5, 14));
+    for (int i = 0; i < steps; ++i) makeStep();
+    program_.victim = static_cast<int>(random_.between(0, program_.ranks - 1));
+    program_.kill_step = static_cast<int>(random_.between(0, steps * 2 - 1));
+    program_.kill_after_call = random_.chance(60);
+    program_.kill_timed = random_.chance(50);
+    program_.kill_after_s = random_.uniform() * 0.6;
+    return std::move(program_);
+  }
+
+ private:
+  void makeSettings() {
+    auto& s = program_.settings;
+    s["HALFWIRE_MODE"] = "wire";
+    s["HALFWIRE_COMMS"] = "all";
+    s["HALFWIRE_FORMAT"] = random_.pick<std::string>({"e4m3", "e4m3", "e5m2", "int8"});
+    s["HALFWIRE_BLOCK"] = random_.pick<std::string>({"32", "64", "128", "128", "256"});
+    s["HALFWIRE_SCALE"] = random_.pick<std::string>({"fp32", "e8m0"});
+    s["HALFWIRE_MIN_BYTES"] = random_.pick<std::string>({"0", "0", "0", "1KiB", "64KiB"});
+    s["HALFWIRE_CHUNK_BYTES"] =
+        random_.pick<std::string>({"1KiB", "4KiB", "16KiB", "64KiB", "1MiB", "32MiB"});
+    s["HALFWIRE_OPS"] =
+        random_.pick<std::string>({"allreduce,reducescatter", "allreduce,reducescatter,allgather",
+                                   "allreduce,reducescatter,allgather,allgather-fp32", "reducescatter"});
+    const std::string delay = random_.pick<std::string>({"", "", "100", "1000", "3000"});
+    if (!delay.empty()) {
+      s["HALFWIRE_HOST_DELAY_US"] = delay;
+      s["HALFWIRE_HOST_SEED"] = std::to_string(random_.between(1, 1000));
+    }
+    program_.streams = random_.chance(40) ? 1 : static_cast<int>(random_.between(2, 3));
+    // With one stream the order of all work is the program's own: any number of hardware queues has to do.
+    if (program_.streams == 1 && random_.chance(50))
+      s["HALFWIRE_HOST_HW_QUEUES"] = std::to_string(random_.between(1, 4));
+  }
+
+  void makeCommunicators() {
+    std::vector<int> all(program_.ranks);
+    for (int i = 0; i < program_.ranks; ++i) all[i] = i;
+    std::vector<int> world = all;
+    if (random_.chance(50)) random_.shuffle(&world);
+    addById(world);
+    if (random_.chance(35)) return;
+    if (random_.chance(50)) {
+      // A second id: everyone or a part of the job, in another order.
+      random_.shuffle(&all);
+      all.resize(static_cast<size_t>(random_.between(2, program_.ranks)));
+      addById(all);
+      program_.create_grouped = random_.chance(40);
+      return;
+    }
+    Creation split;
+    split.how = CommHow::kSplit;
+    const int colors = static_cast<int>(random_.between(1, 2));
+    std::vector<std::vector<std::pair<std::pair<int, int>, int>>> members(colors);
+    for (int rank = 0; rank < program_.ranks; ++rank) {
+      const bool out = random_.chance(12);
+      split.color.push_back(out ? NCCL_SPLIT_NOCOLOR : static_cast<int>(random_.between(0, colors - 1)));
+      split.key.push_back(static_cast<int>(random_.between(0, 3)));
+      if (out) continue;
+      members[split.color.back()].push_back({{split.key.back(), program_.rankIn(0, rank)}, rank});
+    }
+    for (auto& group : members) {
+      if (group.empty()) continue;
+      // Ranks follow the key, then the rank in the parent.
+      std::sort(group.begin(), group.end());
+      Comm comm;
+      comm.creation = static_cast<int>(program_.creations.size());
+      for (const auto& member : group) comm.members.push_back(member.second);
+      split.comms.push_back(static_cast<int>(program_.comms.size()));
+      program_.comms.push_back(comm);
+    }
+    program_.creations.push_back(split);
+  }
+
+  void addById(const std::vector<int>& members) {
+    Creation creation;
+    creation.comms = {static_cast<int>(program_.comms.size())};
+    program_.comms.push_back({members, static_cast<int>(program_.creations.size())});
+    program_.creations.push_back(creation);
+  }
+
+  uint64_t pickCount(int ranks, uint64_t limit) {
+    const uint64_t block = std::stoul(program_.settings.at("HALFWIRE_BLOCK"));
+    const uint64_t w = static_cast<uint64_t>(ranks);
+    uint64_t count = 0;
+    const int what = static_cast<int>(random_.between(0, 99));
+    if (what < 6) {
+      count = 0;
+    } else if (what < 22) {
+      count = static_cast<uint64_t>(random_.between(1, 2 * ranks + 3));
+    } else if (what < 50) {
+      const std::vector<uint64_t> edges = {block, block * w, 2 * block * w, 512,
+                                           1024,  4096,      65536,         block * 3 * w};
+      count = random_.pick(edges) + static_cast<uint64_t>(random_.between(0, 4)) - 2;
+    } else {
+      count = static_cast<uint64_t>(std::exp2(random_.uniform() * 20.0));
+    }
+    if (random_.chance(3)) count = kLargest;
+    return std::min(count, limit);
+  }
+
+  int addOp(int comm, bool point_to_point) {
+    Op op;
+    op.id = static_cast<int>(program_.ops.size());
+    op.comm = comm;
+    const int ranks = static_cast<int>(program_.comms[comm].members.size());
+    if (point_to_point) {
+      op.kind = OpKind::kSendRecv;
+    } else {
+      const int what = static_cast<int>(random_.between(0, 99));
+      op.kind = what < 40   ? OpKind::kAllReduce
+                : what < 60 ? OpKind::kReduceScatter
+                : what < 75 ? OpKind::kAllGather
+                : what < 83 ? OpKind::kBroadcast
+                : what < 91 ? OpKind::kReduce
+                            : OpKind::kAlltoAll;
+    }
+    op.type = kTypes[random_.between(0, std::size(kTypes) - 1)];
+    const bool parts =
+        op.kind == OpKind::kReduceScatter || op.kind == OpKind::kAllGather || op.kind == OpKind::kAlltoAll;
+    const uint64_t copies = static_cast<uint64_t>(ranks) * (parts ? static_cast<uint64_t>(ranks) : 1);
+    const uint64_t left = kBudget > used_ ? (kBudget - used_) / copies : 64;
+    op.count = pickCount(ranks, std::min(std::max<uint64_t>(left, 64),
+                                         parts ? kLargest / static_cast<uint64_t>(ranks) : kLargest));
+    used_ += op.count * copies;
+    op.root = static_cast<int>(random_.between(0, ranks - 1));
+    op.peer = static_cast<int>(random_.between(0, ranks - 1));
+    op.profile = random_.pick<Profile>(
+        {Profile::kNormal, Profile::kNormal, Profile::kMixed, Profile::kWild, Profile::kSpecials});
+    const bool reduces =
+        op.kind == OpKind::kAllReduce || op.kind == OpKind::kReduceScatter || op.kind == OpKind::kReduce;
+    if (reduces) chooseRedOp(&op, ranks);
+    for (int rank = 0; rank < ranks; ++rank) op.placements.push_back(place(op, rank));
+    program_.ops.push_back(op);
+    return op.id;
+  }
+
+  void chooseRedOp(Op* op, int ranks) {
+    const int what = static_cast<int>(random_.between(0, 99));
+    if (!isFloating(op->type)) {
+      op->redop = random_.pick<RedOp>({RedOp::kSum, RedOp::kSum, RedOp::kMax, RedOp::kMin});
+      return;
+    }
+    op->redop = what < 45   ? RedOp::kSum
+                : what < 65 ? RedOp::kAvg
+                : what < 88 ? RedOp::kPreMul
+                : what < 94 ? RedOp::kMax
+                            : RedOp::kMin;
+    // What max and min make of NaN is NCCL's own affair.
+    if ((op->redop == RedOp::kMax || op->redop == RedOp::kMin) && op->profile == Profile::kSpecials)
+      op->profile = Profile::kMixed;
+    if (op->redop != RedOp::kPreMul) return;
+    for (int rank = 0; rank < ranks; ++rank) {
+      double scalar = random_.pick<double>({1.0, 0.5, -1.25, 3.0, 0.0, 1.0 / ranks, -0.01, 7.3});
+      // Exact in the type, so that everyone means the same number.
+      char bytes[8];
+      store(op->type, bytes, 0, scalar);
+      op->scalars.push_back(load(op->type, bytes, 0));
+    }
+  }
+
+  Placement place(const Op& op, int rank) {
+    Placement p;
+    p.stream = static_cast<int>(random_.between(0, program_.streams - 1));
+    p.in_place = op.kind != OpKind::kAlltoAll && op.kind != OpKind::kSendRecv && random_.chance(35);
+    p.send_offset = random_.chance(50) ? 0 : static_cast<uint32_t>(random_.between(1, 15));
+    p.recv_offset = random_.chance(50) ? 0 : static_cast<uint32_t>(random_.between(1, 15));
+    p.device_scalar = random_.chance(50);
+    p.null_recv = op.kind == OpKind::kReduce && rank != op.root && !p.in_place && random_.chance(30);
+    return p;
+  }
+
+  void makeStep() {
+    // The step's operations in canonical order: communicator by communicator; collectives, then AlltoAll
+    // (which NCCL builds from sends and receives), then point-to-point.
+    const bool wide = random_.chance(55);
+    std::vector<int> comms(program_.comms.size());
+    for (size_t i = 0; i < comms.size(); ++i) comms[i] = static_cast<int>(i);
+    random_.shuffle(&comms);
+    // Two communicators of one split have no member in common; all of them may take part.
+    std::vector<int> canonical;
+    for (const int comm : comms) {
+      if (!wide && !canonical.empty()) break;
+      if (wide && random_.chance(25) && comms.size() > 1) continue;
+      const int collectives = wide ? static_cast<int>(random_.between(0, 4)) : random_.chance(85) ? 1 : 0;
+      const int messages = wide ? (random_.chance(45) ? static_cast<int>(random_.between(1, 4)) : 0)
+                           : collectives == 0 ? 1
+                                              : 0;
+      std::vector<int> ops;
+      for (int i = 0; i < collectives; ++i) ops.push_back(addOp(comm, false));
+      std::stable_partition(ops.begin(), ops.end(),
+                            [&](int id) { return program_.ops[id].kind != OpKind::kAlltoAll; });
+      for (int i = 0; i < messages; ++i) ops.push_back(addOp(comm, true));
+      canonical.insert(canonical.end(), ops.begin(), ops.end());
+    }
+    Step step;
+    for (int rank = 0; rank < program_.ranks; ++rank)
+      step.ranks.push_back(makeRankStep(rank, canonical, wide));
+    program_.steps.push_back(step);
+  }
+
+  RankStep makeRankStep(int rank, const std::vector<int>& canonical, bool wide) {
+    RankStep step;
+    bool needs_group = false;
+    for (const int id : canonical) {
+      const Op& op = program_.ops[id];
+      const int me = program_.rankIn(op.comm, rank);
+      if (me < 0) continue;
+      if (op.kind != OpKind::kSendRecv) {
+        step.order.push_back(id);
+        step.sends.push_back(false);
+        continue;
+      }
+      // A message to oneself needs both ends in one group.
+      needs_group = needs_group || op.root == op.peer;
+      for (const bool send : {true, false}) {
+        if (me != (send ? op.root : op.peer)) continue;
+        step.order.push_back(id);
+        step.sends.push_back(send);
+      }
+    }
+    // Messages to oneself exist only where both calls belong to one rank, so only that rank has to group.
+    if (needs_group) {
+      needs_group = false;
+      for (size_t i = 0; i + 1 < step.order.size(); ++i)
+        needs_group = needs_group || step.order[i] == step.order[i + 1];
+    }
+    step.grouped = needs_group || (wide ? random_.chance(75) : random_.chance(15));
+    if (step.grouped) {
+      shuffleGroup(&step);
+      step.nesting = random_.chance(20) ? static_cast<int>(random_.between(2, 3)) : 1;
+      if (!step.order.empty() && random_.chance(20))
+        step.inner_at = static_cast<int>(random_.between(0, static_cast<int64_t>(step.order.size()) - 1));
+    }
+    step.delay_us = random_.chance(20) ? static_cast<int>(random_.between(0, 4000)) : 0;
+    step.sync = random_.chance(30) ? static_cast<int>(random_.between(1, 3)) : 0;
+    step.sync_stream = static_cast<int>(random_.between(0, program_.streams - 1));
+    step.wait_stream = static_cast<int>(random_.between(0, program_.streams - 1));
+    return step;
+  }
+
+  // Random swaps of neighbours that keep what has to be kept: the order of collectives of a communicator, of
+  // AlltoAll before messages, of messages between two ranks, and of the communicators' first calls.
+  void shuffleGroup(RankStep* step) {
+    if (step->order.size() < 2) return;
+    for (size_t i = 0; i < step->order.size() * 6; ++i) {
+      const size_t at = static_cast<size_t>(random_.between(0, static_cast<int64_t>(step->order.size()) - 2));
+      const std::vector<int> before = firstCalls(*step);
+      swapAt(step, at);
+      if (!maySwap(*step, at) || firstCalls(*step) != before) swapAt(step, at);
+    }
+  }
+
+  static void swapAt(RankStep* step, size_t at) {
+    std::swap(step->order[at], step->order[at + 1]);
+    const bool send = step->sends[at];
+    step->sends[at] = step->sends[at + 1];
+    step->sends[at + 1] = send;
+  }
+
+  std::vector<int> firstCalls(const RankStep& step) const {
+    std::vector<int> comms;
+    for (const int id : step.order) {
+      const int comm = program_.ops[id].comm;
+      if (std::find(comms.begin(), comms.end(), comm) == comms.end()) comms.push_back(comm);
+    }
+    return comms;
+  }
+
+  bool maySwap(const RankStep& step, size_t at) const {
+    const Op& a = program_.ops[step.order[at]];
+    const Op& b = program_.ops[step.order[at + 1]];
+    if (a.comm != b.comm) return true;
+    const bool a_message = a.kind == OpKind::kSendRecv;
+    const bool b_message = b.kind == OpKind::kSendRecv;
+    if (!a_message && !b_message) return false;
+    if (a_message && b_message) return a.id == b.id || !(a.root == b.root && a.peer == b.peer);
+    return (a_message ? b : a).kind != OpKind::kAlltoAll;
+  }
+
+  Random random_;
+  Program program_;
+  uint64_t used_ = 0;
+};
+
+const char* redOpName(RedOp redop) {
+  static constexpr const char* kNames[] = {"sum", "avg", "premul", "max", "min"};
+  return kNames[static_cast<int>(redop)];
+}
+
+}  // namespace
+
+const char* opKindName(OpKind kind) {
+  static constexpr const char* kNames[] = {"AllReduce", "ReduceScatter", "AllGather", "Broadcast",
+                                           "Reduce",    "AlltoAll",      "Send/Recv"};
+  return kNames[static_cast<int>(kind)];
+}
+
+int Program::rankIn(int comm, int job_rank) const {
+  const auto& members = comms[comm].members;
+  const auto found = std::find(members.begin(), members.end(), job_rank);
+  return found == members.end() ? -1 : static_cast<int>(found - members.begin());
+}
+
+Program generateProgram(uint64_t seed, const GenerateOptions& options) {
+  return Generator(seed, options).run();
+}
+
+uint64_t sendElements(const Program& program, const Op& op, int comm_rank) {
+  const uint64_t ranks = program.comms[op.comm].members.size();
+  switch (op.kind) {
+    case OpKind::kReduceScatter:
+    case OpKind::kAlltoAll:
+      return op.count * ranks;
+    case OpKind::kBroadcast:
+    case OpKind::kSendRecv:
+      return comm_rank == op.root ? op.count : 0;
+    default:
+      return op.count;
+  }
+}
+
+uint64_t recvElements(const Program& program, const Op& op, int comm_rank) {
+  const uint64_t ranks = program.comms[op.comm].members.size();
+  switch (op.kind) {
+    case OpKind::kAllGather:
+    case OpKind::kAlltoAll:
+      return op.count * ranks;
+    case OpKind::kSendRecv:
+      return comm_rank == op.peer ? op.count : 0;
+    default:
+      return op.count;
+  }
+}
+
+bool shouldCompress(const Program& program, const Op& op) {
+  const uint64_t ranks = program.comms[op.comm].members.size();
+  if (ranks < 2 || op.count == 0) return false;
+  if (op.type != ncclBfloat16 && op.type != ncclFloat16 && op.type != ncclFloat32) return false;
+  const std::string& ops = program.settings.at("HALFWIRE_OPS");
+  uint64_t bytes = op.count * ncclTypeBytes(op.type);
+  switch (op.kind) {
+    case OpKind::kAllReduce:
+      if (ops.find("allreduce") == std::string::npos) return false;
+      break;
+    case OpKind::kReduceScatter:
+      bytes *= ranks;
+      break;
+    case OpKind::kAllGather:
+      bytes *= ranks;
+      if (ops.find(op.type == ncclFloat32 ? "allgather-fp32" : "allgather") == std::string::npos)
+        return false;
+      break;
+    default:
+      return false;
+  }
+  if (op.kind != OpKind::kAllGather && (op.redop == RedOp::kMax || op.redop == RedOp::kMin)) return false;
+  const std::string& min = program.settings.at("HALFWIRE_MIN_BYTES");
+  const uint64_t floor = min == "1KiB" ? 1024 : min == "64KiB" ? 65536 : std::stoul(min);
+  return bytes >= floor;
+}
+
+std::string describeOp(const Program& program, const Op& op) {
+  std::ostringstream text;
+  text << "#" << op.id << " " << opKindName(op.kind) << " comm " << op.comm << " " << dataTypeName(op.type)
+       << " count " << op.count;
+  const bool reduces =
+      op.kind == OpKind::kAllReduce || op.kind == OpKind::kReduceScatter || op.kind == OpKind::kReduce;
+  if (reduces) text << " " << redOpName(op.redop);
+  for (const double scalar : op.scalars) text << " *" << scalar;
+  if (op.kind == OpKind::kBroadcast || op.kind == OpKind::kReduce) text << " root " << op.root;
+  if (op.kind == OpKind::kSendRecv) text << " " << op.root << "->" << op.peer;
+  text << " " << profileName(op.profile) << (shouldCompress(program, op) ? " compressed" : " passing");
+  return text.str();
+}
+
+std::string describeProgram(const Program& program) {
+  std::ostringstream text;
+  text << "seed " << program.seed << ": " << program.ranks << " ranks, " << program.streams << " streams\n";
+  for (const auto& [name, value] : program.settings) text << "  " << name << "=" << value << "\n";
+  for (size_t c = 0; c < program.comms.size(); ++c) {
+    text << "  comm " << c
+         << (program.creations[program.comms[c].creation].how == CommHow::kId ? " by id:" : " by split:");
+    for (const int member : program.comms[c].members) text << " " << member;
+    text << (program.create_grouped ? " (grouped)\n" : "\n");
+  }
+  for (const Op& op : program.ops) {
+    text << "  " << describeOp(program, op) << "\n";
+    for (size_t rank = 0; rank < op.placements.size(); ++rank) {
+      const Placement& p = op.placements[rank];
+      text << "      " << rank << ": stream " << p.stream << " offsets " << p.send_offset << ","
+           << p.recv_offset << (p.in_place ? " in place" : "")
+           << (p.device_scalar && !op.scalars.empty() ? " device scalar" : "")
+           << (p.null_recv ? " no receive buffer" : "") << "\n";
+    }
+  }
+  for (size_t i = 0; i < program.steps.size(); ++i) {
+    text << "  step " << i << "\n";
+    for (int rank = 0; rank < program.ranks; ++rank) {
+      const RankStep& step = program.steps[i].ranks[rank];
+      text << "    rank " << rank << ":" << (step.grouped ? " group" : "");
+      if (step.nesting > 1) text << " x" << step.nesting;
+      for (size_t k = 0; k < step.order.size(); ++k) {
+        text << " #" << step.order[k];
+        if (program.ops[step.order[k]].kind == OpKind::kSendRecv) text << (step.sends[k] ? "s" : "r");
+        if (static_cast<int>(k) == step.inner_at) text << "(nested)";
+      }
+      if (step.delay_us > 0) text << " after " << step.delay_us << " us";
+      if (step.sync == 1) text << ", sync stream " << step.sync_stream;
+      if (step.sync == 2) text << ", sync all";
+      if (step.sync == 3) text << ", stream " << step.wait_stream << " waits for " << step.sync_stream;
+      text << "\n";
+    }
+  }
+  text << "  when killed: rank " << program.victim;
+  if (program.kill_timed) {
+    text << " after " << program.kill_after_s << " s\n";
+  } else {
+    text << (program.kill_after_call ? " behind" : " before") << " step " << program.kill_step
+         << " (counted over repetitions)\n";
+  }
+  return text.str();
+}
+
+}  // namespace halfwire::soak

@@ -1,0 +1,135 @@
+// A random, legal NCCL program: the same seed gives the same program everywhere.
+//
+// Why every program ends: its steps have one global order, and each rank enqueues its part of them in that
+// order. In a step, a rank that groups its calls and one that does not agree because NCCL runs a group
+// communicator by communicator in order of first call, collectives before point-to-point; a rank that does
+// not group calls in just this order. The earliest unfinished call in the global order always finds its peers
+// ready.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "abi/nccl.h"
+#include "soak/values.h"
+
+namespace halfwire::soak {
+
+enum class OpKind : uint8_t {
+  kAllReduce,
+  kReduceScatter,
+  kAllGather,
+  kBroadcast,
+  kReduce,
+  kAlltoAll,
+  kSendRecv
+};
+enum class RedOp : uint8_t { kSum, kAvg, kPreMul, kMax, kMin };
+
+const char* opKindName(OpKind kind);
+
+// One rank's own part of an operation: nothing here has to be equal on all ranks.
+struct Placement {
+  int stream = 0;
+  bool in_place = false;
+  uint32_t send_offset = 0;  // elements after an aligned address
+  uint32_t recv_offset = 0;
+  bool device_scalar = false;  // PreMulSum's scalar is read from device memory
+  bool null_recv = false;      // Reduce, not the root: no receive buffer
+};
+
+struct Op {
+  int id = 0;
+  OpKind kind = OpKind::kAllReduce;
+  int comm = 0;
+  ncclDataType_t type = ncclFloat32;
+  RedOp redop = RedOp::kSum;
+  uint64_t count = 0;  // as passed to NCCL
+  int root = 0;        // or the sender of kSendRecv
+  int peer = 0;        // the receiver of kSendRecv
+  Profile profile = Profile::kNormal;
+  std::vector<double> scalars;        // PreMulSum, by rank of the communicator, exact in `type`
+  std::vector<Placement> placements;  // by rank of the communicator
+};
+
+enum class CommHow : uint8_t { kId, kSplit };
+
+struct Comm {
+  std::vector<int> members;  // ranks of the job in the communicator's order
+  int creation = 0;
+};
+
+// One creation makes one communicator (by an id) or several (a split with several colours).
+struct Creation {
+  CommHow how = CommHow::kId;
+  std::vector<int> comms;
+  std::vector<int> color;  // split, by rank of the job; NCCL_SPLIT_NOCOLOR for none
+  std::vector<int> key;
+};
+
+// What one rank of the job does in a step.
+struct RankStep {
+  bool grouped = false;
+  int nesting = 1;          // GroupStart calls around it
+  int inner_at = -1;        // a nested pair of GroupStart and GroupEnd around the call at this position
+  std::vector<int> order;   // indices of ops; kSendRecv ops of this rank appear as send, receive or both
+  std::vector<bool> sends;  // for kSendRecv, by position: this is the send
+  int delay_us = 0;         // host delay before the step
+  int sync = 0;  // after the step: 0 nothing, 1 one stream, 2 all streams, 3 another stream waits by an event
+  int sync_stream = 0;
+  int wait_stream = 0;
+};
+
+struct Step {
+  std::vector<RankStep> ranks;
+};
+
+struct Program {
+  uint64_t seed = 0;
+  int ranks = 2;
+  int streams = 1;
+  std::map<std::string, std::string> settings;  // HALFWIRE_* variables
+  bool create_grouped = false;
+  std::vector<Creation> creations;
+  std::vector<Comm> comms;
+  std::vector<Op> ops;
+  std::vector<Step> steps;
+  // Where the program is killed, if it is.
+  int victim = 0;
+  int kill_step = 0;  // the victim kills itself at this step ...
+  bool kill_after_call = false;
+  bool kill_timed = false;  // ... or is killed from outside
+  double kill_after_s = 0;
+
+  int rankIn(int comm, int job_rank) const;  // -1 if it is not a member
+};
+
+struct GenerateOptions {
+  int ranks = 0;  // 0: any of 2 to 5
+};
+
+Program generateProgram(uint64_t seed, const GenerateOptions& options);
+
+// The program as text, one line a call.
+std::string describeProgram(const Program& program);
+std::string describeOp(const Program& program, const Op& op);
+
+// Elements of the buffer a member sends from and receives into.
+uint64_t sendElements(const Program& program, const Op& op, int comm_rank);
+uint64_t recvElements(const Program& program, const Op& op, int comm_rank);
+
+// Whether these settings ask for this call to be compressed.
+bool shouldCompress(const Program& program, const Op& op);
+
+// The key of the data that a member sends.
+inline uint64_t dataKey(const Program& program, const Op& op, int comm_rank);
+
+}  // namespace halfwire::soak
+
+#include "soak/random.h"
+
+inline uint64_t halfwire::soak::dataKey(const Program& program, const Op& op, int comm_rank) {
+  return mix(mix(program.seed, static_cast<uint64_t>(op.id)), static_cast<uint64_t>(comm_rank));
+}

@@ -1,0 +1,621 @@
+// One rank of a soak program. Buffers are filled and checked on the streams themselves, by host functions,
+// and every stream uses the same memory for step after step: work that does not keep the stream's order meets
+// garbage.
+#include <unistd.h>
+
+#include <algorithm>
+#include <chrono>
+#include <csignal>
+#include <cstdio>
+#include <cstring>
+#include <memory>
+#include <mutex>
+#include <sstream>
+#include <thread>
+
+#include "abi/nccl_types.h"
+#include "soak/oracle.h"
+#include "soak/program.h"
+#include "support/nccl_check.h"
+#include "support/rank.h"
+
+namespace halfwire::soak {
+namespace {
+
+using halfwire::testing::Rank;
+
+constexpr size_t kGuard = 64;
+constexpr uint8_t kGuardByte = 0xa5;
+
+WireFormat wireFormat(const Program& program) {
+  WireFormat f;
+  const std::string& element = program.settings.at("HALFWIRE_FORMAT");
+  f.element = element == "e5m2"   ? ElementFormat::kE5M2
+              : element == "int8" ? ElementFormat::kInt8
+                                  : ElementFormat::kE4M3;
+  f.scale = program.settings.at("HALFWIRE_SCALE") == "e8m0" ? ScaleFormat::kE8M0 : ScaleFormat::kFp32;
+  f.block = static_cast<uint16_t>(std::stoi(program.settings.at("HALFWIRE_BLOCK")));
+  return f;
+}
+
+// What the checks of one rank found.
+class Findings {
+ public:
+  void error(const std::string& text) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    if (errors_.size() < 10) errors_.push_back(text);
+    ++count_;
+  }
+  void hash(int op, uint64_t value) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    hashes_ << op << " " << value << "\n";
+  }
+  std::string hashes() { return hashes_.str(); }
+  std::string errors() {
+    std::string text;
+    for (const auto& e : errors_) text += e + "\n";
+    if (count_ > errors_.size()) text += "... and " + std::to_string(count_ - errors_.size()) + " more\n";
+    return text;
+  }
+
+ private:
+  std::mutex mutex_;
+  std::vector<std::string> errors_;
+  size_t count_ = 0;
+  std::ostringstream hashes_;
+};
+
+// One call of this rank: where its buffers lie, and what fills and checks them.
+struct Task {
+  const Program* program = nullptr;
+  const Op* op = nullptr;
+  Findings* findings = nullptr;
+  int me = 0;  // in the operation's communicator
+  bool sends = true;
+  bool receives = true;
+  bool against_library = true;  // the library is there: calls it should compress may be rounded
+  char* region = nullptr;
+  size_t region_bytes = 0;
+  char* send = nullptr;
+  char* recv = nullptr;
+  char* scalar = nullptr;
+  uint64_t source_hash = 0;
+
+  size_t elementBytes() const { return ncclTypeBytes(op->type); }
+  uint64_t sendCount() const { return sends ? sendElements(*program, *op, me) : 0; }
+  uint64_t recvCount() const { return receives ? recvElements(*program, *op, me) : 0; }
+  bool inPlace() const { return op->placements[me].in_place; }
+  int memberCount() const { return static_cast<int>(program->comms[op->comm].members.size()); }
+  // The receive buffer is only NCCL's to write where NCCL says so.
+  bool writesRecv() const { return receives && !(op->kind == OpKind::kReduce && me != op->root); }
+
+  // Bytes of a region that holds both buffers wherever their offsets put them.
+  size_t regionNeeded() const {
+    const size_t slack = 3 * kGuard + 64 + 32 * elementBytes();
+    return (sendCount() + recvCount()) * elementBytes() + slack;
+  }
+
+  void place(char* at, size_t bytes) {
+    region = at;
+    region_bytes = bytes;
+    const Placement& p = op->placements[me];
+    const size_t e = elementBytes();
+    scalar = at + kGuard / 2;
+    char* first = at + kGuard + p.send_offset * e;
+    if (!inPlace()) {
+      send = first;
+      recv = at + 2 * kGuard + (sendCount() * e + 16 * e + 15) / 16 * 16 + p.recv_offset * e;
+      return;
+    }
+    send = recv = first;
+    if (op->kind == OpKind::kReduceScatter) recv = first + static_cast<size_t>(me) * op->count * e;
+    if (op->kind == OpKind::kAllGather) send = first + static_cast<size_t>(me) * op->count * e;
+  }
+
+  void fill() {
+    memset(region, kGuardByte, region_bytes);
+    if (sends) {
+      generate(op->profile, op->type, dataKey(*program, *op, me), sendCount(), send);
+      source_hash = hashBytes(send, sendCount() * elementBytes());
+    }
+    if (!op->scalars.empty()) store(op->type, scalar, 0, op->scalars[me]);
+  }
+
+  void check() {
+    const size_t e = elementBytes();
+    const uint64_t written = writesRecv() ? recvCount() : 0;
+    if (writesRecv()) findings->hash(op->id, hashBytes(recv, written * e));
+    checkUntouched(written * e);
+    checkSource();
+    const std::string error = checkOutput();
+    if (!error.empty()) complain(error);
+    // The next step fills the region anew; whoever still reads this one must not find good data.
+    memset(region, 0xee, region_bytes);
+  }
+
+ private:
+  void complain(const std::string& text) { findings->error(describeOp(*program, *op) + ": " + text); }
+
+  void checkUntouched(size_t written_bytes) {
+    const size_t e = elementBytes();
+    const char* send_end = send + sendCount() * e;
+    const char* recv_end = recv + written_bytes;
+    const bool scalar_used = !op->scalars.empty();
+    for (const char* at = region; at < region + region_bytes; ++at) {
+      if (sends && at >= send && at < send_end) {
+        at = send_end - 1;
+        continue;
+      }
+      if (written_bytes > 0 && at >= recv && at < recv_end) {
+        at = recv_end - 1;
+        continue;
+      }
+      if (scalar_used && at >= scalar && at < scalar + e) continue;
+      if (static_cast<uint8_t>(*at) == kGuardByte) continue;
+      complain("wrote outside its buffer, " + std::to_string(at - recv) +
+               " bytes from the start of the receive buffer, " + std::to_string(at - recv_end) +
+               " from its end");
+      return;
+    }
+  }
+
+  void checkSource() {
+    if (!sends || sendCount() == 0) return;
+    const size_t e = elementBytes();
+    if (!inPlace() || (op->kind == OpKind::kReduce && me != op->root)) {
+      if (hashBytes(send, sendCount() * e) != source_hash) complain("changed its source");
+      return;
+    }
+    if (op->kind != OpKind::kReduceScatter) return;
+    // In place, ReduceScatter owns its own part of the buffer and no other.
+    std::vector<char> before(sendCount() * e);
+    generate(op->profile, op->type, dataKey(*program, *op, me), sendCount(), before.data());
+    const size_t part = op->count * e;
+    for (int k = 0; k < memberCount(); ++k) {
+      if (k != me && memcmp(send + k * part, before.data() + k * part, part) != 0)
+        complain("changed part " + std::to_string(k) + " of its source");
+    }
+  }
+
+  std::vector<char> inputOf(int rank) const {
+    const uint64_t n = sendElements(*program, *op, rank);
+    std::vector<char> bytes(n * elementBytes() + 8);
+    generate(op->profile, op->type, dataKey(*program, *op, rank), n, bytes.data());
+    return bytes;
+  }
+
+  std::string checkOutput() {
+    if (!writesRecv() || op->count == 0) return {};
+    // All ranks' results are compared by their hashes; one rank compares with the oracle.
+    const bool checker = op->id % memberCount() == me;
+    switch (op->kind) {
+      case OpKind::kSendRecv:
+        return compare(inputOf(op->root), 0, 0, op->count);
+      case OpKind::kBroadcast:
+        return checker ? compare(inputOf(op->root), 0, 0, op->count) : std::string();
+      case OpKind::kAlltoAll: {
+        std::string error;
+        for (int k = 0; k < memberCount() && error.empty(); ++k) {
+          error = compare(inputOf(k), static_cast<uint64_t>(me) * op->count,
+                          static_cast<uint64_t>(k) * op->count, op->count);
+        }
+        return error;
+      }
+      case OpKind::kAllGather:
+        return checker ? checkAllGather() : std::string();
+      case OpKind::kReduceScatter:
+        return checkSum(static_cast<uint64_t>(me) * op->count);
+      default:
+        return checker || op->kind == OpKind::kReduce ? checkSum(0) : std::string();
+    }
+  }
+
+  std::string compare(const std::vector<char>& input, uint64_t from, uint64_t to, uint64_t count) const {
+    const size_t e = elementBytes();
+    for (uint64_t i = 0; i < count; ++i) {
+      if (memcmp(input.data() + (from + i) * e, recv + (to + i) * e, e) != 0)
+        return "element " + std::to_string(to + i) + " is not what was sent";
+    }
+    return {};
+  }
+
+  bool compressed() const { return against_library && shouldCompress(*program, *op); }
+
+  std::string checkAllGather() {
+    for (int k = 0; k < memberCount(); ++k) {
+      const std::vector<char> input = inputOf(k);
+      const uint64_t at = static_cast<uint64_t>(k) * op->count;
+      std::string error;
+      if (compressed()) {
+        error = evidence(checkGathered(op->type, wireFormat(*program), input.data(), op->count,
+                                       recv + at * elementBytes()));
+      } else {
+        error = compare(input, 0, at, op->count);
+      }
+      if (!error.empty()) return "part " + std::to_string(k) + ": " + error;
+    }
+    return {};
+  }
+
+  std::string checkSum(uint64_t first) {
+    std::vector<std::vector<char>> inputs;
+    Reduction r;
+    for (int k = 0; k < memberCount(); ++k) inputs.push_back(inputOf(k));
+    for (const auto& input : inputs) r.inputs.push_back(input.data());
+    r.type = op->type;
+    r.first = first;
+    r.count = op->count;
+    r.scalars = op->scalars;
+    r.op = op->redop == RedOp::kAvg   ? Reduction::kAvg
+           : op->redop == RedOp::kMax ? Reduction::kMax
+           : op->redop == RedOp::kMin ? Reduction::kMin
+                                      : Reduction::kSum;
+    if (compressed()) {
+      r.travel =
+          op->kind == OpKind::kReduceScatter || memberCount() == 2 ? Travel::kOneShot : Travel::kTwoShot;
+      r.format = wireFormat(*program);
+    }
+    return evidence(checkReduction(r, recv));
+  }
+
+  // Enough ordinary numbers cannot all survive the wire unrounded: a call that should have been compressed
+  // was.
+  std::string evidence(const Verdict& verdict) const {
+    if (!verdict.error.empty()) return verdict.error;
+    const bool ordinary =
+        op->profile == Profile::kNormal && op->scalars.empty() && verdict.finite_elements >= 512;
+    if (compressed() && ordinary && verdict.rounded == 0)
+      return "should have been compressed, but no element was rounded";
+    return {};
+  }
+};
+
+void runFill(void* task) { static_cast<Task*>(task)->fill(); }
+void runCheck(void* task) { static_cast<Task*>(task)->check(); }
+
+class RankRun {
+ public:
+  RankRun(Rank& rank, Program program, bool killing, bool against_library)
+      : rank_(rank), program_(std::move(program)), killing_(killing), against_library_(against_library) {}
+
+  void run() {
+    createComms();
+    createStreams();
+    rank_.barrier();
+    if (killing_) {
+      runUntilKilled();
+      return;
+    }
+    for (size_t i = 0; i < program_.steps.size(); ++i) runStep(static_cast<int>(i));
+    for (const cudaStream_t stream : streams_) CHECK_CUDA(cudaStreamSynchronize(stream));
+    Rank::note("reporting");
+    rank_.report("hashes", findings_.hashes());
+    for (const ncclComm_t comm : comms_) {
+      if (comm == nullptr) continue;
+      ncclResult_t error = ncclSuccess;
+      CHECK_NCCL(ncclCommGetAsyncError(comm, &error));
+      if (error != ncclSuccess) RANK_FAIL("asynchronous error " + std::to_string(error));
+    }
+    const std::string errors = findings_.errors();
+    destroy();
+    if (!errors.empty()) RANK_FAIL("\n" + errors);
+  }
+
+ private:
+  using Clock = std::chrono::steady_clock;
+
+  // In a program whose victim dies, a failing call is what we wait for; elsewhere it is a failure.
+  bool failed(ncclResult_t result, const char* what) {
+    if (result == ncclSuccess) return false;
+    if (!killing_)
+      RANK_FAIL(std::string(what) + " returned " + std::to_string(result) +
+                ", last error: " + ncclGetLastError(nullptr));
+    if (!error_seen_) {
+      error_seen_ = true;
+      error_ = result;
+      rank_.report("error", std::string(what) + " " + std::to_string(result));
+    }
+    return true;
+  }
+
+  void createComms() {
+    Rank::note("creating communicators");
+    comms_.assign(program_.comms.size(), nullptr);
+    std::vector<ncclUniqueId> ids(program_.creations.size());
+    for (size_t i = 0; i < program_.creations.size(); ++i) {
+      const Creation& creation = program_.creations[i];
+      if (creation.how == CommHow::kId)
+        ids[i] = halfwire::testing::shareId(rank_, program_.comms[creation.comms[0]].members[0]);
+    }
+    if (program_.create_grouped) CHECK_NCCL(ncclGroupStart());
+    for (size_t i = 0; i < program_.creations.size(); ++i) {
+      const Creation& creation = program_.creations[i];
+      Rank::note("creating communicators, creation", static_cast<long>(i));
+      if (creation.how == CommHow::kSplit) {
+        split(creation);
+        continue;
+      }
+      const int comm = creation.comms[0];
+      const int me = program_.rankIn(comm, rank_.rank());
+      if (me < 0) continue;
+      CHECK_NCCL(
+          ncclCommInitRank(&comms_[comm], static_cast<int>(program_.comms[comm].members.size()), ids[i], me));
+    }
+    if (program_.create_grouped) CHECK_NCCL(ncclGroupEnd());
+    for (size_t c = 0; c < comms_.size(); ++c) {
+      const int me = program_.rankIn(static_cast<int>(c), rank_.rank());
+      RANK_CHECK((me >= 0) == (comms_[c] != nullptr));
+      if (me < 0) continue;
+      int count = 0, user_rank = -1;
+      CHECK_NCCL(ncclCommCount(comms_[c], &count));
+      CHECK_NCCL(ncclCommUserRank(comms_[c], &user_rank));
+      RANK_CHECK(count == static_cast<int>(program_.comms[c].members.size()) && user_rank == me);
+    }
+  }
+
+  void split(const Creation& creation) {
+    ncclComm_t made = nullptr;
+    CHECK_NCCL(
+        ncclCommSplit(comms_[0], creation.color[rank_.rank()], creation.key[rank_.rank()], &made, nullptr));
+    for (const int comm : creation.comms) {
+      if (program_.rankIn(comm, rank_.rank()) >= 0) comms_[comm] = made;
+    }
+    RANK_CHECK((creation.color[rank_.rank()] == NCCL_SPLIT_NOCOLOR) == (made == nullptr));
+  }
+
+  void createStreams() {
+    streams_.assign(program_.streams, nullptr);
+    std::vector<size_t> needed(program_.streams, 64);
+    for (const Step& step : program_.steps) {
+      std::vector<size_t> bytes(program_.streams, 64);
+      const RankStep& mine = step.ranks[rank_.rank()];
+      for (size_t i = 0; i < mine.order.size(); ++i) {
+        const Task task = makeTask(mine, i);
+        bytes[task.op->placements[task.me].stream] += roundUp(task.regionNeeded(), 256);
+      }
+      for (int s = 0; s < program_.streams; ++s) needed[s] = std::max(needed[s], bytes[s]);
+    }
+    arenas_.assign(program_.streams, nullptr);
+    for (int s = 0; s < program_.streams; ++s) {
+      // Some programs use the legacy default stream.
+      const bool legacy = s == 0 && program_.seed % 5 == 0;
+      if (!legacy)
+        CHECK_CUDA(cudaStreamCreateWithFlags(
+            &streams_[s], program_.seed % 3 == 0 ? cudaStreamDefault : cudaStreamNonBlocking));
+      void* memory = nullptr;
+      CHECK_CUDA(cudaMalloc(&memory, needed[s]));
+      arenas_[s] = static_cast<char*>(memory);
+    }
+  }
+
+  Task makeTask(const RankStep& step, size_t position) {
+    Task task;
+    task.program = &program_;
+    task.op = &program_.ops[step.order[position]];
+    task.findings = &findings_;
+    task.me = program_.rankIn(task.op->comm, rank_.rank());
+    task.against_library = against_library_;
+    if (task.op->kind == OpKind::kSendRecv) {
+      task.sends = step.sends[position];
+      task.receives = !task.sends;
+    }
+    if (task.op->kind == OpKind::kBroadcast && task.me != task.op->root) task.sends = false;
+    return task;
+  }
+
+  // False when an error has been seen.
+  bool runStep(int number) {
+    const RankStep& step = program_.steps[number].ranks[rank_.rank()];
+    Rank::note("step", number);
+    if (step.delay_us > 0) usleep(static_cast<useconds_t>(step.delay_us));
+    std::vector<size_t> used(program_.streams, 0);
+    std::vector<Task*> tasks;
+    for (size_t i = 0; i < step.order.size(); ++i) {
+      tasks_.push_back(std::make_unique<Task>(makeTask(step, i)));
+      Task& task = *tasks_.back();
+      const int stream = task.op->placements[task.me].stream;
+      const size_t bytes = task.regionNeeded();
+      task.place(arenas_[stream] + used[stream], bytes);
+      used[stream] += roundUp(bytes, 256);
+      tasks.push_back(&task);
+    }
+    const bool ok = step.grouped ? callGrouped(step, tasks) : callOneByOne(tasks);
+    return ok && synchronise(step);
+  }
+
+  bool callOneByOne(const std::vector<Task*>& tasks) {
+    for (Task* task : tasks) {
+      fill(task);
+      if (!call(*task)) return false;
+      check(task);
+    }
+    return true;
+  }
+
+  bool callGrouped(const RankStep& step, const std::vector<Task*>& tasks) {
+    for (Task* task : tasks) fill(task);
+    for (int i = 0; i < step.nesting; ++i) {
+      if (failed(ncclGroupStart(), "ncclGroupStart")) return false;
+    }
+    bool ok = true;
+    for (size_t i = 0; i < tasks.size(); ++i) {
+      const bool inner = static_cast<int>(i) == step.inner_at;
+      if (inner) ok = !failed(ncclGroupStart(), "ncclGroupStart") && ok;
+      ok = call(*tasks[i]) && ok;
+      if (inner) ok = !failed(ncclGroupEnd(), "ncclGroupEnd (nested)") && ok;
+    }
+    for (int i = 0; i < step.nesting; ++i) ok = !failed(ncclGroupEnd(), "ncclGroupEnd") && ok;
+    if (!ok) return false;
+    for (Task* task : tasks) check(task);
+    return true;
+  }
+
+  cudaStream_t streamOf(const Task& task) { return streams_[task.op->placements[task.me].stream]; }
+
+  void fill(Task* task) { CHECK_CUDA(cudaLaunchHostFunc(streamOf(*task), runFill, task)); }
+  void check(Task* task) {
+    if (!killing_) CHECK_CUDA(cudaLaunchHostFunc(streamOf(*task), runCheck, task));
+  }
+
+  bool call(Task& task) {
+    const Op& op = *task.op;
+    const ncclComm_t comm = comms_[op.comm];
+    const cudaStream_t stream = streamOf(task);
+    const Placement& p = op.placements[task.me];
+    ncclRedOp_t redop = op.redop == RedOp::kSum   ? ncclSum
+                        : op.redop == RedOp::kAvg ? ncclAvg
+                        : op.redop == RedOp::kMax ? ncclMax
+                                                  : ncclMin;
+    char immediate[8] = {};
+    if (op.redop == RedOp::kPreMul) {
+      store(op.type, immediate, 0, op.scalars[task.me]);
+      void* scalar = p.device_scalar ? static_cast<void*>(task.scalar) : immediate;
+      if (failed(ncclRedOpCreatePreMulSum(&redop, scalar, op.type,
+                                          p.device_scalar ? ncclScalarDevice : ncclScalarHostImmediate, comm),
+                 "ncclRedOpCreatePreMulSum")) {
+        return false;
+      }
+      memset(immediate, 0xff, sizeof immediate);
+    }
+    ncclResult_t result = ncclSuccess;
+    switch (op.kind) {
+      case OpKind::kAllReduce:
+        result = ncclAllReduce(task.send, task.recv, op.count, op.type, redop, comm, stream);
+        break;
+      case OpKind::kReduceScatter:
+        result = ncclReduceScatter(task.send, task.recv, op.count, op.type, redop, comm, stream);
+        break;
+      case OpKind::kAllGather:
+        result = ncclAllGather(task.send, task.recv, op.count, op.type, comm, stream);
+        break;
+      case OpKind::kBroadcast:
+        result = ncclBroadcast(task.send, task.recv, op.count, op.type, op.root, comm, stream);
+        break;
+      case OpKind::kReduce:
+        result = ncclReduce(task.send, p.null_recv ? nullptr : task.recv, op.count, op.type, redop, op.root,
+                            comm, stream);
+        break;
+      case OpKind::kAlltoAll:
+        result = ncclAlltoAll(task.send, task.recv, op.count, op.type, comm, stream);
+        break;
+      case OpKind::kSendRecv:
+        result = task.sends ? ncclSend(task.send, op.count, op.type, op.peer, comm, stream)
+                            : ncclRecv(task.recv, op.count, op.type, op.root, comm, stream);
+        break;
+    }
+    if (op.redop == RedOp::kPreMul) {
+      const ncclResult_t destroyed = ncclRedOpDestroy(redop, comm);
+      if (result == ncclSuccess && failed(destroyed, "ncclRedOpDestroy")) return false;
+    }
+    return !failed(result, opKindName(op.kind));
+  }
+
+  bool synchronise(const RankStep& step) {
+    if (step.sync == 3) {
+      cudaEvent_t event = nullptr;
+      CHECK_CUDA(cudaEventCreateWithFlags(&event, cudaEventDisableTiming));
+      CHECK_CUDA(cudaEventRecord(event, streams_[step.sync_stream]));
+      CHECK_CUDA(cudaStreamWaitEvent(streams_[step.wait_stream], event, 0));
+      CHECK_CUDA(cudaEventDestroy(event));
+      return true;
+    }
+    for (int s = 0; s < program_.streams; ++s) {
+      if (step.sync == 0 || (step.sync == 1 && s != step.sync_stream)) continue;
+      if (killing_) {
+        if (!waitPolling(streams_[s])) return false;
+      } else {
+        CHECK_CUDA(cudaStreamSynchronize(streams_[s]));
+      }
+    }
+    return true;
+  }
+
+  // As frameworks do: nobody blocks in the runtime while a communicator may have failed.
+  bool waitPolling(cudaStream_t stream) {
+    for (;;) {
+      if (asyncError()) return false;
+      const cudaError_t state = cudaStreamQuery(stream);
+      if (state == cudaSuccess) return true;
+      if (state != cudaErrorNotReady) RANK_FAIL("cudaStreamQuery returned " + std::to_string(state));
+      usleep(300);
+    }
+  }
+
+  bool asyncError() {
+    for (const ncclComm_t comm : comms_) {
+      if (comm == nullptr) continue;
+      ncclResult_t error = ncclSuccess;
+      if (failed(ncclCommGetAsyncError(comm, &error), "ncclCommGetAsyncError")) return true;
+      if (failed(error, "asynchronous error")) return true;
+    }
+    return false;
+  }
+
+  // Runs the program again and again. The victim ends in it; the others have to notice.
+  void runUntilKilled() {
+    rank_.report("ready", "");
+    const auto start = Clock::now();
+    int step = 0;
+    while (!error_seen_) {
+      for (size_t i = 0; i < program_.steps.size() && !error_seen_; ++i, ++step) {
+        const bool mine =
+            !program_.kill_timed && rank_.rank() == program_.victim && step == program_.kill_step;
+        if (mine && !program_.kill_after_call) raise(SIGKILL);
+        if (!runStep(static_cast<int>(i))) break;
+        if (mine) raise(SIGKILL);
+        if (asyncError()) break;
+      }
+      for (const cudaStream_t stream : streams_) {
+        if (!error_seen_) waitPolling(stream);
+      }
+      if (std::chrono::duration<double>(Clock::now() - start).count() > 30)
+        RANK_FAIL("no error was seen for 30 s");
+    }
+    Rank::note("aborting after error", error_);
+    for (const ncclComm_t comm : comms_) {
+      if (comm != nullptr) ncclCommAbort(comm);
+    }
+    if (error_ != ncclRemoteError)
+      RANK_FAIL("the error is " + std::to_string(error_) + ", not ncclRemoteError");
+    Rank::note("leaving");
+    // Fills of later steps may still be queued: their tasks must outlive them.
+    for (auto& task : tasks_) (void)task.release();
+  }
+
+  void destroy() {
+    Rank::note("destroying");
+    const bool finalize = program_.seed % 2 == 0;
+    for (size_t i = comms_.size(); i-- > 0;) {
+      if (comms_[i] == nullptr) continue;
+      if (finalize) CHECK_NCCL(ncclCommFinalize(comms_[i]));
+      CHECK_NCCL(ncclCommDestroy(comms_[i]));
+    }
+    for (int s = 0; s < program_.streams; ++s) {
+      CHECK_CUDA(cudaFree(arenas_[s]));
+      if (streams_[s] != nullptr) CHECK_CUDA(cudaStreamDestroy(streams_[s]));
+    }
+  }
+
+  Rank& rank_;
+  const Program program_;
+  const bool killing_;
+  const bool against_library_;
+  std::vector<ncclComm_t> comms_;
+  std::vector<cudaStream_t> streams_;
+  std::vector<char*> arenas_;
+  std::vector<std::unique_ptr<Task>> tasks_;
+  Findings findings_;
+  bool error_seen_ = false;
+  ncclResult_t error_ = ncclSuccess;
+};
+
+// Arguments: seed, ranks as asked for (0 for any), "kill" or "run", "library" or "bare".
+RANK_PROGRAM(Soak) {
+  GenerateOptions options;
+  options.ranks = std::stoi(rank.args().at(1));
+  Program program = generateProgram(std::stoull(rank.args().at(0)), options);
+  RankRun(rank, std::move(program), rank.args().at(2) == "kill", rank.args().at(3) == "library").run();
+}
+
+}  // namespace
+}  // namespace halfwire::soak

@@ -1,0 +1,207 @@
+// Runs random NCCL programs on the host engine, through libhalfwire.so, and checks every result.
+#include <CLI/CLI.hpp>
+#include <chrono>
+#include <csignal>
+#include <cstdio>
+#include <map>
+#include <sstream>
+#include <string>
+
+#include "soak/program.h"
+#include "support/launch.h"
+#include "support/rank.h"
+
+namespace halfwire::soak {
+namespace {
+
+constexpr double kHangSeconds = 60;
+constexpr double kErrorSeconds = 5;
+
+struct Options {
+  int programs = 30;
+  uint64_t seed = 1;
+  int64_t one = -1;
+  int ranks = 0;
+  bool kill = false;
+  bool print = false;
+  bool verbose = false;
+  bool bare = false;
+  int compare_every = 4;
+  std::string library;
+};
+
+using Hashes = std::map<int, uint64_t>;
+
+Hashes parseHashes(const testing::RankOutcome& rank) {
+  Hashes hashes;
+  const auto report = rank.reports.find("hashes");
+  if (report == rank.reports.end()) return hashes;
+  std::istringstream in(report->second.value);
+  int op;
+  uint64_t hash;
+  while (in >> op >> hash) hashes[op] = hash;
+  return hashes;
+}
+
+class Soak {
+ public:
+  explicit Soak(const Options& options) : options_(options) {}
+
+  // True if the program ran as it should.
+  bool runProgram(uint64_t seed) {
+    GenerateOptions generate;
+    generate.ranks = options_.ranks;
+    const Program program = generateProgram(seed, generate);
+    if (options_.print) printf("%s", describeProgram(program).c_str());
+    const testing::LaunchOutcome outcome = launch(program, !options_.bare);
+    std::string error = options_.kill ? judgeKilled(program, outcome) : judge(program, outcome);
+    // What passes through must not differ by a bit from what NCCL does without the library.
+    if (error.empty() && !options_.kill && !options_.bare && seed % options_.compare_every == 0) {
+      const testing::LaunchOutcome bare = launch(program, false);
+      error = bare.ok() ? comparePassing(program, outcome, bare) : "without the library:\n" + bare.describe();
+    }
+    slowest_s_ = std::max(slowest_s_, outcome.wall_s);
+    if (options_.verbose)
+      printf("seed %llu: %s, %.2f s\n", static_cast<unsigned long long>(seed),
+             error.empty() ? "ok" : "FAILED", outcome.wall_s);
+    if (error.empty()) return true;
+    printf("FAILED seed %llu (halfwire_soak --one %llu%s%s --print)\n%s\n",
+           static_cast<unsigned long long>(seed), static_cast<unsigned long long>(seed),
+           options_.kill ? " --kill" : "",
+           options_.ranks > 0 ? (" --ranks " + std::to_string(options_.ranks)).c_str() : "", error.c_str());
+    fflush(stdout);
+    return false;
+  }
+
+  double slowestSeconds() const { return slowest_s_; }
+  double slowestErrorSeconds() const { return slowest_error_s_; }
+
+ private:
+  testing::LaunchOutcome launch(const Program& program, bool library) {
+    testing::LaunchOptions launch;
+    launch.ranks = program.ranks;
+    launch.preload = library;
+    launch.library = options_.library;
+    launch.env = {program.settings.begin(), program.settings.end()};
+    launch.timeout_s = kHangSeconds;
+    launch.args = {std::to_string(program.seed), std::to_string(options_.ranks),
+                   options_.kill ? "kill" : "run", library ? "library" : "bare"};
+    if (options_.kill && program.kill_timed) {
+      launch.kill_rank = program.victim;
+      launch.kill_after_s = program.kill_after_s;
+    }
+    return testing::launchRanks("Soak", launch);
+  }
+
+  static std::string judge(const Program& program, const testing::LaunchOutcome& outcome) {
+    if (!outcome.ok()) return (outcome.timed_out ? "HANG\n" : "") + outcome.describe();
+    std::vector<Hashes> hashes;
+    for (const auto& rank : outcome.ranks) hashes.push_back(parseHashes(rank));
+    for (const Op& op : program.ops) {
+      if (op.kind != OpKind::kAllReduce && op.kind != OpKind::kAllGather && op.kind != OpKind::kBroadcast)
+        continue;
+      const auto& members = program.comms[op.comm].members;
+      for (const int member : members) {
+        if (hashes[member].count(op.id) == 0)
+          return describeOp(program, op) + ": rank " + std::to_string(member) + " has no result";
+        if (hashes[member].at(op.id) != hashes[members[0]].at(op.id)) {
+          return describeOp(program, op) + ": ranks " + std::to_string(members[0]) + " and " +
+                 std::to_string(member) + " hold different bits";
+        }
+      }
+    }
+    return {};
+  }
+
+  static std::string comparePassing(const Program& program, const testing::LaunchOutcome& with,
+                                    const testing::LaunchOutcome& bare) {
+    for (int rank = 0; rank < program.ranks; ++rank) {
+      const Hashes a = parseHashes(with.ranks[rank]);
+      const Hashes b = parseHashes(bare.ranks[rank]);
+      for (const Op& op : program.ops) {
+        if (shouldCompress(program, op) || a.count(op.id) == 0) continue;
+        if (b.count(op.id) == 0 || a.at(op.id) != b.at(op.id)) {
+          return describeOp(program, op) + ": passes through, but rank " + std::to_string(rank) +
+                 " gets other bits than without the library";
+        }
+      }
+    }
+    return {};
+  }
+
+  std::string judgeKilled(const Program& program, const testing::LaunchOutcome& outcome) {
+    if (outcome.timed_out) return "HANG\n" + outcome.describe();
+    const testing::RankOutcome& victim = outcome.ranks[program.victim];
+    if (victim.signal != SIGKILL) return "the victim was not killed\n" + outcome.describe();
+    for (int rank = 0; rank < program.ranks; ++rank) {
+      if (rank == program.victim) continue;
+      const testing::RankOutcome& survivor = outcome.ranks[rank];
+      const std::string name = "rank " + std::to_string(rank);
+      if (!survivor.ok()) return name + " did not leave by itself\n" + outcome.describe();
+      const auto seen = survivor.reports.find("error");
+      if (seen == survivor.reports.end()) return name + " saw no error\n" + outcome.describe();
+      const double after = seen->second.at_s - victim.ended_s;
+      slowest_error_s_ = std::max(slowest_error_s_, after);
+      if (after > kErrorSeconds)
+        return name + " saw the error only after " + std::to_string(after) + " s\n" + outcome.describe();
+      if (survivor.ended_s - victim.ended_s > 2 * kErrorSeconds)
+        return name + " took long to leave\n" + outcome.describe();
+    }
+    return {};
+  }
+
+  const Options options_;
+  double slowest_s_ = 0;
+  double slowest_error_s_ = 0;
+};
+
+int runSoak(const Options& options) {
+  if (!options.bare && options.library.empty() && testing::libraryPath().empty()) {
+    fprintf(stderr, "libhalfwire.so is not built; name it with --library or run with --bare\n");
+    return 2;
+  }
+  const auto start = std::chrono::steady_clock::now();
+  Soak soak(options);
+  std::vector<uint64_t> failed;
+  const int programs = options.one >= 0 ? 1 : options.programs;
+  for (int i = 0; i < programs; ++i) {
+    const uint64_t seed =
+        options.one >= 0 ? static_cast<uint64_t>(options.one) : options.seed + static_cast<uint64_t>(i);
+    if (!soak.runProgram(seed)) failed.push_back(seed);
+    if (failed.size() >= 20) {
+      printf("20 programs failed: stopping\n");
+      break;
+    }
+  }
+  const double wall = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  printf("%d programs%s, %zu failed, %.0f s, slowest %.1f s", programs,
+         options.kill ? " with a killed rank" : "", failed.size(), wall, soak.slowestSeconds());
+  if (options.kill) printf(", errors seen within %.3f s", soak.slowestErrorSeconds());
+  printf("\n");
+  return failed.empty() ? 0 : 1;
+}
+
+}  // namespace
+}  // namespace halfwire::soak
+
+int main(int argc, char** argv) {
+  if (const auto code = halfwire::testing::runAsRank(argc, argv)) return *code;
+  halfwire::soak::Options options;
+  CLI::App app(
+      "Random NCCL programs on the host engine, through libhalfwire.so, checked against an fp64 oracle");
+  app.add_option("--programs", options.programs, "how many programs to run")->check(CLI::PositiveNumber);
+  app.add_option("--seed", options.seed, "seed of the first program; the next one has the next seed");
+  app.add_option("--one", options.one, "run this seed only")->check(CLI::NonNegativeNumber);
+  app.add_option("--ranks", options.ranks, "ranks of every program; any of 2 to 5 if not given")
+      ->check(CLI::Range(2, 5));
+  app.add_flag("--kill", options.kill, "kill a rank of every program; the others have to notice within 5 s");
+  app.add_flag("--print", options.print, "print each program before it runs");
+  app.add_flag("-v,--verbose", options.verbose, "a line for each program");
+  app.add_flag("--bare", options.bare, "without libhalfwire.so: the engine alone");
+  app.add_option("--compare-every", options.compare_every,
+                 "compare every n-th program's passing calls with a run without the library")
+      ->check(CLI::PositiveNumber);
+  app.add_option("--library", options.library, "the libhalfwire.so to test");
+  CLI11_PARSE(app, argc, argv);
+  return halfwire::soak::runSoak(options);
+}
