@@ -1,6 +1,9 @@
-// One subcommand a file. A file adds its subcommand to the application; its callback does the work and leaves the exit
-// code. Logic lives in the libraries below; these files own options and words.
+// One subcommand a file. A file adds its subcommand to the application; its callback does the work and leaves
+// the exit code. Logic lives in the libraries below; these files own options and words.
 #pragma once
+
+#include <string>
+#include <vector>
 
 namespace CLI {
 class App;
@@ -9,7 +12,8 @@ class App;
 namespace halfwire::cli {
 
 // `exit_code` outlives the parse; a callback stores its result there (0 success, 2 bad input).
-void addRunCommand(CLI::App& app, int* exit_code);
+// `command` is what followed --.
+void addRunCommand(CLI::App& app, const std::vector<std::string>& command, int* exit_code);
 void addBenchCommand(CLI::App& app, int* exit_code);
 void addAnalyzeCommand(CLI::App& app, int* exit_code);
 

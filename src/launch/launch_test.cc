@@ -1,9 +1,11 @@
 // Jobs of small shell commands: exit codes, signals, survivors, and what they find in their environment.
 #include "launch/launch.h"
 
+#include <arpa/inet.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <signal.h>
+#include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -12,6 +14,7 @@
 #include <thread>
 
 #include "launch/progress.h"
+#include "launch/rendezvous.h"
 
 namespace halfwire {
 namespace {
@@ -233,6 +236,47 @@ TEST_F(Launch, RanksDieWithTheirLauncher) {
     for (int i = 0; i < 200 && alive(pid); ++i) std::this_thread::sleep_for(milliseconds(10));
     EXPECT_FALSE(alive(pid));
   }
+}
+
+TEST(Rendezvous, EveryRankGetsTheMessageDespiteStrangers) {
+  const int port = freePort().value();
+  const auto share = [port](int rank, std::string* message) {
+    return shareFromRankZero({rank, 3, "127.0.0.1", port}, std::span(message->data(), message->size()), 10);
+  };
+  std::string messages[3] = {"a message for all", std::string(17, ' '), std::string(17, ' ')};
+  Status statuses[3];
+  std::vector<std::thread> ranks;
+  ranks.emplace_back([&] { statuses[0] = share(0, &messages[0]); });
+  // A stranger that says nothing and one that talks nonsense.
+  sockaddr_in address{};
+  address.sin_family = AF_INET;
+  address.sin_port = htons(static_cast<uint16_t>(port));
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  const int silent = socket(AF_INET, SOCK_STREAM, 0);
+  const int rude = socket(AF_INET, SOCK_STREAM, 0);
+  for (int i = 0; i < 200 && connect(rude, reinterpret_cast<sockaddr*>(&address), sizeof address) != 0; ++i) {
+    std::this_thread::sleep_for(milliseconds(10));
+  }
+  EXPECT_EQ(send(rude, "GET / HTTP/1.1\r\n", 16, MSG_NOSIGNAL), 16);
+  EXPECT_EQ(connect(silent, reinterpret_cast<sockaddr*>(&address), sizeof address), 0);
+  for (int rank : {1, 2}) {
+    ranks.emplace_back([&, rank] { statuses[rank] = share(rank, &messages[rank]); });
+  }
+  for (std::thread& t : ranks) t.join();
+  close(silent);
+  close(rude);
+  for (int rank = 0; rank < 3; ++rank) {
+    EXPECT_TRUE(statuses[rank].ok()) << statuses[rank].message();
+    EXPECT_EQ(messages[rank], messages[0]);
+  }
+}
+
+TEST(Rendezvous, AMissingRankIsSaid) {
+  std::string message = "x";
+  const Status status =
+      shareFromRankZero({0, 3, "127.0.0.1", freePort().value()}, std::span(message.data(), 1), 1);
+  EXPECT_THAT(status.message(), HasSubstr("2 of 3 ranks did not come"));
+  EXPECT_FALSE(shareFromRankZero({0, 2, "not-an-address", 1}, std::span(message.data(), 1), 1).ok());
 }
 
 TEST(Environment, SetUnsetFind) {
