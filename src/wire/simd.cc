@@ -465,21 +465,35 @@ HWY_INLINE void quantizeTile(Quantizer& q, const uint8_t* in, uint32_t blocks, u
   }
 }
 
+// fp32 from fp16, also where it is not finite, which Highway's code for processors without F16C leaves out.
+HWY_INLINE VF32 widenFp16(hn::Vec<U16Half> bits) {
+  const VF32 value = hn::PromoteTo(f32, hn::BitCast(F16Half(), bits));
+#if HWY_TARGET > HWY_AVX2
+  const VU32 field = hn::Set(u32, 0x7c00);
+  const auto special = hn::Eq(hn::And(hn::PromoteTo(u32, bits), field), field);
+  return hn::BitCast(f32,
+                     hn::Or(hn::BitCast(u32, value), hn::IfThenElseZero(special, hn::Set(u32, 0x7f800000u))));
+#else
+  return value;
+#endif
+}
+
 // RN(x * factor) in element order.
 template <DataType S>
 HWY_NOINLINE void multiply(const uint8_t* in, uint32_t elements, float factor, float* out) {
   const VF32 f = hn::Set(f32, factor);
-  for (uint32_t i = 0; i < elements; i += kPair) {
-    const Pair x = Source<S>(in + i * dataTypeBytes(S)).values();
-    VF32 lo = hn::Mul(x.lo, f), hi = hn::Mul(x.hi, f);
-    if constexpr (S == DataType::kBf16) {
-      const VF32 even = lo;
-      lo = hn::BitCast(f32, hn::ConcatEven(u32, hn::BitCast(u32, hi), hn::BitCast(u32, even)));
-      hi = hn::BitCast(f32, hn::ConcatOdd(u32, hn::BitCast(u32, hi), hn::BitCast(u32, even)));
+  const auto load = [in](uint32_t i) HWY_ATTR {
+    if constexpr (S == DataType::kFp32) {
+      return hn::LoadU(f32, reinterpret_cast<const float*>(in) + i);
+    } else {
+      const U16Half half;
+      const auto bits = hn::LoadU(half, reinterpret_cast<const uint16_t*>(in) + i);
+      if constexpr (S == DataType::kFp16) return widenFp16(bits);
+      if constexpr (S == DataType::kBf16)
+        return hn::BitCast(f32, hn::ShiftLeft<16>(hn::PromoteTo(u32, bits)));
     }
-    hn::StoreU(lo, f32, out + i);
-    hn::StoreU(hi, f32, out + i + kLanes);
-  }
+  };
+  for (uint32_t i = 0; i < elements; i += kLanes) hn::Store(hn::Mul(load(i), f), f32, out + i);
 }
 
 template <ElementFormat E, DataType S>
