@@ -71,6 +71,8 @@ Communicator::~Communicator() {
 
 Outcome Communicator::connect(const Identity& identity) {
   if (Outcome o = Service::get(&service_); !o.ok()) return o;
+  Link* link = nullptr;
+  if (Outcome o = Link::ofDevice(device_, &link); !o.ok()) return o;
   halfwire_hostrt_set_rank(rank_);
   const uint64_t number = identity.number();
   service_->expect(number, identity.token, rank_, size_);
@@ -78,6 +80,7 @@ Outcome Communicator::connect(const Identity& identity) {
   self.rank = static_cast<uint32_t>(rank_);
   self.size = static_cast<uint32_t>(size_);
   self.device = static_cast<uint32_t>(device_);
+  self.paced = link != nullptr ? 1 : 0;
   std::vector<Member> members;
   Outcome outcome = service_->join(identity, self, cancelled_, &members);
   if (outcome.ok()) outcome = meet(identity.token, number, members, cancelled_);
@@ -92,6 +95,9 @@ Outcome Communicator::meet(const Token& token, uint64_t number, const std::vecto
     if (members.size() != static_cast<size_t>(size_) || members[i].rank != i) {
       return {ncclSystemError, "the table of members is malformed: all ranks must run the same version"};
     }
+    if (members[i].paced != members[0].paced) {
+      return {ncclInvalidUsage, "HALFWIRE_HOST_LINK must be set on all ranks or on none"};
+    }
   }
   for (const Member& a : members) {
     for (const Member& b : members) {
@@ -102,11 +108,13 @@ Outcome Communicator::meet(const Token& token, uint64_t number, const std::vecto
       }
     }
   }
+  Link* link = nullptr;
+  if (Outcome o = Link::ofDevice(device_, &link); !o.ok()) return o;
   const SigpipeGuard guard;
   std::vector<int> fds;
   if (Outcome o = service_->connectAll(number, token, rank_, members, cancel, &fds); !o.ok()) return o;
   std::shared_ptr<Mesh> mesh;
-  if (Outcome o = Mesh::create(service_, rank_, fds, &mesh); !o.ok()) return o;
+  if (Outcome o = Mesh::create(service_, rank_, fds, link, &mesh); !o.ok()) return o;
   {
     std::lock_guard lock(mutex_);
     mesh_ = mesh;

@@ -26,6 +26,7 @@ constexpr uint64_t kHeardSlot = 2;
 // fails.
 constexpr auto kNever = std::chrono::hours(24 * 365);
 constexpr char kMark = 1;
+constexpr auto kSleepError = std::chrono::microseconds(60);
 
 // One device, and so one I/O thread, for all communicators of the process.
 Outcome device(const Service& service, std::shared_ptr<tcp::Device>* out) {
@@ -102,10 +103,29 @@ class LinkPair final : public tcp::Pair {
   }
 
  protected:
+  // Reads the header itself, so that it is checked before Gloo believes it.
   bool read() override {
-    const bool more = tcp::Pair::read();
-    if (more) mesh_->onMessage(rank_);
-    return more;
+    if (state_ == CLOSED) return false;
+    while (rx_.nread < sizeof(rx_.preamble)) {
+      const ssize_t n = ::recv(fd_, reinterpret_cast<char*>(&rx_.preamble) + rx_.nread,
+                               sizeof(rx_.preamble) - rx_.nread, 0);
+      if (n > 0) {
+        rx_.nread += static_cast<size_t>(n);
+        if (rx_.nread == sizeof(rx_.preamble) && !acceptable()) return false;
+      } else if (n < 0 && errno == EINTR) {
+        continue;
+      } else if (n < 0 && errno == EAGAIN) {
+        return false;
+      } else {
+        return tcp::Pair::read();  // the end of the connection is Gloo's to report
+      }
+    }
+    const bool data = rx_.getOpcode() == tcp::Op::SEND_UNBOUND_BUFFER;
+    const uint64_t slot = rx_.preamble.slot;
+    const size_t bytes = rx_.preamble.length;
+    if (!tcp::Pair::read()) return false;
+    if (data) mesh_->onMessage(rank_, slot, bytes);
+    return true;
   }
 
   void changeState(state next) noexcept override {
@@ -126,6 +146,26 @@ class LinkPair final : public tcp::Pair {
   }
 
  private:
+  bool acceptable() {
+    const auto opcode = rx_.preamble.opcode;
+    if (opcode == tcp::Op::NOTIFY_SEND_READY || opcode == tcp::Op::NOTIFY_RECV_READY) return true;
+    if (opcode != tcp::Op::SEND_UNBOUND_BUFFER) {
+      signalException("it sent a message of unknown kind");
+      return false;
+    }
+    const auto posted = localPendingRecv_.find(rx_.preamble.slot);
+    if (posted == localPendingRecv_.end() || posted->second.empty()) {
+      signalException("it sent what nobody asked for");
+      return false;
+    }
+    const size_t expected = std::get<2>(posted->second.front());
+    if (rx_.preamble.length == expected) return true;
+    signalException("it sent " + std::to_string(rx_.preamble.length) + " bytes where " +
+                    std::to_string(expected) +
+                    " were expected: the ranks must make the same calls with the same counts and types");
+    return false;
+  }
+
   void refuseStranger() {
     std::unique_lock lock(m_, std::try_to_lock);
     if (!lock || fd_ < 0 || state_ != LISTENING) return;
@@ -185,12 +225,13 @@ bool Message::wait() {
   }
 }
 
-Mesh::Mesh(Service* service, int rank, int size)
-    : service_(service), rank_(rank), size_(size), peers_(static_cast<size_t>(size)) {}
+Mesh::Mesh(Service* service, int rank, int size, Link* link)
+    : service_(service), rank_(rank), size_(size), link_(link), peers_(static_cast<size_t>(size)) {}
 
-Outcome Mesh::create(Service* service, int rank, const std::vector<int>& fds, std::shared_ptr<Mesh>* out) {
+Outcome Mesh::create(Service* service, int rank, const std::vector<int>& fds, Link* link,
+                     std::shared_ptr<Mesh>* out) {
   const int size = static_cast<int>(fds.size());
-  std::shared_ptr<Mesh> mesh(new Mesh(service, rank, size));
+  std::shared_ptr<Mesh> mesh(new Mesh(service, rank, size, link));
   mesh->fds_ = fds;
   if (size == 1) {
     *out = std::move(mesh);
@@ -290,6 +331,12 @@ std::unique_ptr<Message> Mesh::post(int peer, uint64_t slot, void* data, size_t 
   return message;
 }
 
+bool Mesh::sleepUntil(Link::Time deadline) {
+  if (deadline - Link::Clock::now() < kSleepError) return true;
+  std::unique_lock lock(mutex_);
+  return !changed_.wait_until(lock, deadline, [&] { return !error_.ok(); });
+}
+
 Outcome Mesh::error() {
   std::lock_guard lock(mutex_);
   return error_;
@@ -314,29 +361,27 @@ void Mesh::failLocked(const Outcome& reason) {
   }
 }
 
-void Mesh::onMessage(int peer_rank) {
-  Peer& peer = peers_[static_cast<size_t>(peer_rank)];
-  if (peer.farewell == kMark && !peer.seen_farewell) {
-    peer.seen_farewell = true;
-    {
-      std::lock_guard lock(mutex_);
-      peer.left = true;
-    }
-    auto self = weak_from_this().lock();
-    if (!self) return;
-    // All it sent before has been read, in order: it may go.
-    service_->post([mesh = std::move(self), peer_rank] {
-      auto message = mesh->send(peer_rank, kHeardSlot, &kMark, 1);
-      std::lock_guard lock(mesh->mutex_);
-      if (message) mesh->peers_[static_cast<size_t>(peer_rank)].control.push_back(std::move(message));
-    });
+void Mesh::onMessage(int peer_rank, uint64_t slot, size_t bytes) {
+  if (slot >= kFirstSlot) {
+    if (link_ != nullptr) link_->arrive(bytes, Link::Clock::now());
+    return;
   }
-  if (peer.heard == kMark && !peer.seen_heard) {
-    peer.seen_heard = true;
-    std::lock_guard lock(mutex_);
+  std::lock_guard lock(mutex_);
+  Peer& peer = peers_[static_cast<size_t>(peer_rank)];
+  if (slot == kHeardSlot) {
     peer.knows = true;
     changed_.notify_all();
+    return;
   }
+  peer.left = true;
+  auto self = weak_from_this().lock();
+  if (!self) return;
+  // All it sent before has been read, in order: it may go.
+  service_->post([mesh = std::move(self), peer_rank] {
+    auto message = mesh->send(peer_rank, kHeardSlot, &kMark, 1);
+    std::lock_guard lock(mesh->mutex_);
+    if (message) mesh->peers_[static_cast<size_t>(peer_rank)].control.push_back(std::move(message));
+  });
 }
 
 void Mesh::onClosed(int peer_rank, const std::string& why) {

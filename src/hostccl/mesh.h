@@ -15,6 +15,7 @@
 #include <string>
 #include <vector>
 
+#include "hostccl/link.h"
 #include "hostccl/outcome.h"
 #include "hostccl/service.h"
 
@@ -50,16 +51,22 @@ class Message {
 // Thread-safe. Messages between two ranks with one slot are matched in the order of their posting.
 class Mesh : public std::enable_shared_from_this<Mesh> {
  public:
-  // Takes the sockets over (fds[p] leads to rank p, -1 for oneself).
-  static Outcome create(Service* service, int rank, const std::vector<int>& fds, std::shared_ptr<Mesh>* out);
+  // Takes the sockets over (fds[p] leads to rank p, -1 for oneself). `link` may be null.
+  static Outcome create(Service* service, int rank, const std::vector<int>& fds, Link* link,
+                        std::shared_ptr<Mesh>* out);
   ~Mesh();
 
   int rank() const { return rank_; }
   int size() const { return size_; }
+  Link* link() const { return link_; }
 
   // Null once the mesh has failed. `bytes` must not be 0; both ends must agree on it.
   std::unique_ptr<Message> send(int peer, uint64_t slot, const void* data, size_t bytes);
   std::unique_ptr<Message> receive(int peer, uint64_t slot, void* data, size_t bytes);
+
+  // Sleeps until `deadline`, not at all where it is nearer than a sleep is exact; false once the mesh has
+  // failed.
+  bool sleepUntil(Link::Time deadline);
 
   // Why the mesh failed, or success.
   Outcome error();
@@ -86,17 +93,18 @@ class Mesh : public std::enable_shared_from_this<Mesh> {
     std::vector<std::unique_ptr<Message>> control;
   };
 
-  Mesh(Service* service, int rank, int size);
+  Mesh(Service* service, int rank, int size, Link* link);
   std::unique_ptr<Message> post(int peer, uint64_t slot, void* data, size_t bytes, bool sends);
   void failLocked(const Outcome& reason);
   void closeLinks(bool hard);
   // From Gloo's thread (or whoever closes a link), with that link locked.
-  void onMessage(int peer);
+  void onMessage(int peer, uint64_t slot, size_t bytes);
   void onClosed(int peer, const std::string& why);
 
   Service* const service_;
   const int rank_;
   const int size_;
+  Link* const link_;
   std::mutex mutex_;
   std::condition_variable changed_;
   bool leaving_ = false;

@@ -35,7 +35,8 @@ struct Member {
   uint32_t size = 0;  // of the communicator, as this member was told
   uint32_t device = 0;
   uint64_t process = 0;  // random, equal for members of one process
-  uint8_t reserved[24] = {};
+  uint32_t paced = 0;    // whether it emulates a link, which decides how messages are cut
+  uint8_t reserved[20] = {};
 };
 static_assert(sizeof(Member) == 64);
 
