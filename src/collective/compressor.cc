@@ -394,4 +394,50 @@ ncclResult_t runCompressed(std::span<CompressedTurn> turns, CallGate& gate, std:
   return ncclSuccess;
 }
 
+ncclResult_t connectPeers(std::span<Compressor* const> members, CallGate& gate, std::string* error) {
+  struct Member {
+    Compressor* compressor;
+    StreamHandle stream;
+    Compressor::Piece piece;
+  };
+  std::vector<Member> ready;
+  const auto finish = [&](ncclResult_t result) {
+    for (const Member& m : ready) {
+      const Status s = m.compressor->device_->finishStream(m.stream);
+      if (result == ncclSuccess && !s.ok()) result = fail(s, error);
+    }
+    return result;
+  };
+  for (Compressor* c : members) {
+    Member m{c, nullptr, {}};
+    if (Status s = c->device_->createStream(&m.stream); !s.ok()) return finish(fail(s, error));
+    // A size at which NCCL uses the channels and algorithms that it uses for large messages.
+    const uint64_t elements =
+        std::min<uint64_t>(passElements(c->config_, CollectiveOp::kReduceScatter, DataType::kBf16), 1u << 20);
+    const Footprint f = footprint(c->config_, CollectiveOp::kReduceScatter, false, elements);
+    m.piece = {0, 0, elements, f.shard, f.packet, 0, f.outgoing};
+    ready.push_back(m);
+  }
+  const CompressedCall call{CollectiveOp::kReduceScatter};
+  for (const bool gathering : {false, true}) {
+    if (!gate.enter()) {
+      *error = "the communicator was aborted while its ranks were being connected";
+      return finish(ncclRemoteError);
+    }
+    const NcclApi* api = ready.front().compressor->api_;
+    ncclResult_t result = api->ncclGroupStart();
+    for (const Member& m : ready) {
+      if (result != ncclSuccess) break;
+      CallStats unused;
+      result = gathering ? m.compressor->gather(call, m.piece, m.stream, &unused)
+                         : m.compressor->exchange(call, m.piece, m.stream, &unused);
+    }
+    const ncclResult_t end = api->ncclGroupEnd();
+    gate.leave();
+    if (result == ncclSuccess) result = end;
+    if (result != ncclSuccess) return finish(result);
+  }
+  return finish(ncclSuccess);
+}
+
 }  // namespace halfwire

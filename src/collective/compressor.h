@@ -86,6 +86,7 @@ class Compressor {
 
  private:
   friend ncclResult_t runCompressed(std::span<CompressedTurn> turns, CallGate& gate, std::string* error);
+  friend ncclResult_t connectPeers(std::span<Compressor* const> members, CallGate& gate, std::string* error);
 
   Compressor() = default;
   bool oneShot(const CompressedCall& call) const;
@@ -125,5 +126,11 @@ struct CompressedTurn {
 // gathers, all finish. Everything is enqueued in order on each turn's first call's stream, other streams fork
 // and join by events. On failure returns NCCL's result and says why in `error`.
 ncclResult_t runCompressed(std::span<CompressedTurn> turns, CallGate& gate, std::string* error);
+
+// Makes every connection that compressed calls will use, by moving packets of scratch nobody reads. NCCL
+// connects a pair at its first message: that allocates memory and blocks the host, so it belongs to the
+// making of the communicator. Collective over the communicators of `members`, of which one thread may hold
+// several. Blocks until done.
+ncclResult_t connectPeers(std::span<Compressor* const> members, CallGate& gate, std::string* error);
 
 }  // namespace halfwire

@@ -36,6 +36,9 @@ class ImmediateDevice final : public Device {
     return log.push_back({'w', stream}), Status();
   }
   Status synchronizeEvent(EventHandle) override { return {}; }
+  Status createStream(StreamHandle* out) override { return *out = this, Status(); }
+  Status finishStream(StreamHandle) override { return {}; }
+  bool connectsLazily() const override { return true; }
   Status capturing(StreamHandle, bool* out) override { return *out = false, Status(); }
   const char* codecName() const override { return "test"; }
   size_t freeBytes() override { return 0; }
@@ -345,6 +348,17 @@ TEST(Compressor, AClosedGateStopsBeforeTheRealCall) {
   EXPECT_EQ(runCompressed({&turn, 1}, world.gate, &error), ncclRemoteError);
   EXPECT_NE(error.find("aborted"), std::string::npos);
   EXPECT_EQ(wire.groups, 0);
+}
+
+TEST(Compressor, ConnectingReachesEveryPairAndGathers) {
+  World world(4, {}, 1u << 20);
+  std::vector<Compressor*> members;
+  for (const auto& m : world.members) members.push_back(m.get());
+  std::string error;
+  ASSERT_EQ(connectPeers(members, world.gate, &error), ncclSuccess) << error;
+  EXPECT_EQ(wire.groups, 2);
+  EXPECT_GE(wire.bytes, 2u * 4 * 3);
+  EXPECT_FALSE(wire.broken);
 }
 
 TEST(Compressor, ScratchIsBoundedWhateverTheMessage) {

@@ -72,16 +72,20 @@ class RelaxedCapture {
 
 class CudaDevice final : public Device {
  public:
-  CudaDevice(const Driver& driver, CUcontext context) : driver_(driver), context_(context) {}
+  CudaDevice(const Driver& driver, cuda::CUdevice device, CUcontext context)
+      : driver_(driver), device_(device), context_(context) {}
 
   ~CudaDevice() override {
-    if (module_ == nullptr) return;
-    const ContextScope scope(driver_, context_);
-    (void)driver_.cuModuleUnload(module_);
+    if (module_ != nullptr) {
+      const ContextScope scope(driver_, context_);
+      (void)driver_.cuModuleUnload(module_);
+    }
+    (void)driver_.cuDevicePrimaryCtxRelease(device_);
   }
 
   // Loads the module, chooses the path, has every kernel of it loaded by launching it on nothing.
   Status load() {
+    const ContextScope scope(driver_, context_);
     const RelaxedCapture relaxed(driver_);
     if (Status status = loadModule(); !status.ok()) return status;
     if (Status status = choosePath(); !status.ok()) return status;
@@ -160,6 +164,26 @@ class CudaDevice final : public Device {
     return status;
   }
 
+  Status createStream(StreamHandle* out) override {
+    const ContextScope scope(driver_, context_);
+    const RelaxedCapture relaxed(driver_);
+    cuda::CUstream stream = nullptr;
+    const Status status =
+        driver_.check("cuStreamCreate", driver_.cuStreamCreate(&stream, cuda::kStreamNonBlocking));
+    *out = stream;
+    return status;
+  }
+
+  Status finishStream(StreamHandle stream) override {
+    const ContextScope scope(driver_, context_);
+    const RelaxedCapture relaxed(driver_);
+    const Status status = driver_.check("cuStreamSynchronize", driver_.cuStreamSynchronize(asStream(stream)));
+    (void)driver_.cuStreamDestroy(asStream(stream));
+    return status;
+  }
+
+  bool connectsLazily() const override { return true; }
+
   const char* codecName() const override { return path_ == CodecPath::kHardware ? "hardware" : "software"; }
 
   size_t freeBytes() override {
@@ -186,14 +210,12 @@ class CudaDevice final : public Device {
 
   // FP8 instructions where the GPU has them and the loaded image uses them, or what HALFWIRE_CODEC_PATH says.
   Status choosePath() {
-    cuda::CUdevice device = 0;
     int major = 0;
     int minor = 0;
-    if (Status s = driver_.check("cuCtxGetDevice", driver_.cuCtxGetDevice(&device)); !s.ok()) return s;
     for (const auto& [attribute, value] : {std::pair(cuda::kComputeCapabilityMajor, &major),
                                            std::pair(cuda::kComputeCapabilityMinor, &minor)}) {
       if (Status s =
-              driver_.check("cuDeviceGetAttribute", driver_.cuDeviceGetAttribute(value, attribute, device));
+              driver_.check("cuDeviceGetAttribute", driver_.cuDeviceGetAttribute(value, attribute, device_));
           !s.ok())
         return s;
     }
@@ -243,6 +265,7 @@ class CudaDevice final : public Device {
   }
 
   const Driver driver_;
+  const cuda::CUdevice device_;
   const CUcontext context_;
   cuda::CUmodule module_ = nullptr;
   CodecPath path_ = CodecPath::kSoftware;
@@ -251,20 +274,20 @@ class CudaDevice final : public Device {
 
 }  // namespace
 
-Result<std::unique_ptr<Device>> makeCudaDevice() {
+Result<std::unique_ptr<Device>> makeCudaDevice(int ordinal) {
   if (embeddedKernels() == nullptr)
     return Status(StatusCode::kUnavailable,
                   "this build has no CUDA kernels: nvcc was not found when it was configured; set CUDA_HOME "
                   "and build again");
   Result<Driver> driver = cuda::findDriver();
   if (!driver.ok()) return driver.status();
+  cuda::CUdevice number = 0;
   CUcontext context = nullptr;
-  if (Status s = driver.value().check("cuCtxGetCurrent", driver.value().cuCtxGetCurrent(&context)); !s.ok())
+  const Driver& d = driver.value();
+  if (Status s = d.check("cuDeviceGet", d.cuDeviceGet(&number, ordinal)); !s.ok()) return s;
+  if (Status s = d.check("cuDevicePrimaryCtxRetain", d.cuDevicePrimaryCtxRetain(&context, number)); !s.ok())
     return s;
-  if (context == nullptr)
-    return Status(StatusCode::kUnavailable,
-                  "no CUDA context is current on the calling thread; set a device first");
-  auto device = std::make_unique<CudaDevice>(driver.value(), context);
+  auto device = std::make_unique<CudaDevice>(d, number, context);
   if (Status s = device->load(); !s.ok()) return s;
   return std::unique_ptr<Device>(std::move(device));
 }

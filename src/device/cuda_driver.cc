@@ -27,7 +27,9 @@ Result<Driver> findDriver() {
   take(driver.cuCtxGetCurrent, "cuCtxGetCurrent");
   take(driver.cuCtxPushCurrent, "cuCtxPushCurrent_v2");
   take(driver.cuCtxPopCurrent, "cuCtxPopCurrent_v2");
-  take(driver.cuCtxGetDevice, "cuCtxGetDevice");
+  take(driver.cuDeviceGet, "cuDeviceGet");
+  take(driver.cuDevicePrimaryCtxRetain, "cuDevicePrimaryCtxRetain");
+  take(driver.cuDevicePrimaryCtxRelease, "cuDevicePrimaryCtxRelease_v2");
   take(driver.cuDeviceGetAttribute, "cuDeviceGetAttribute");
   take(driver.cuModuleLoadData, "cuModuleLoadData");
   take(driver.cuModuleGetFunction, "cuModuleGetFunction");

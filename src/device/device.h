@@ -37,6 +37,15 @@ class Device {
   // Blocks the host until the event's last record has completed.
   virtual Status synchronizeEvent(EventHandle event) = 0;
 
+  // A stream of our own for work outside the program's streams, and its end after its work is done. Only
+  // where connectsLazily() is true.
+  virtual Status createStream(StreamHandle* out) = 0;
+  virtual Status finishStream(StreamHandle stream) = 0;
+
+  // Whether the NCCL of this device connects pairs of ranks at their first message, which takes memory and
+  // blocks the host: then the connections are made with the communicator.
+  virtual bool connectsLazily() const = 0;
+
   // Whether `stream` is being captured into a graph (an invalidated capture counts as capturing).
   virtual Status capturing(StreamHandle stream, bool* out) = 0;
 
@@ -47,11 +56,11 @@ class Device {
   virtual size_t freeBytes() = 0;
 };
 
-// The device current on the calling thread, of the engine that `engine` describes.
-Result<std::unique_ptr<Device>> makeHostDevice(const HalfwireHostEngine* engine);
+// Device `ordinal` of the engine that `engine` describes.
+Result<std::unique_ptr<Device>> makeHostDevice(const HalfwireHostEngine* engine, int ordinal);
 
-// The CUDA context current on the calling thread: finds the driver in this process, loads the embedded
-// kernels and launches each once. Must not be called while capturing.
-Result<std::unique_ptr<Device>> makeCudaDevice();
+// The primary context of CUDA device `ordinal`, which NCCL works in: finds the driver in this process, loads
+// the embedded kernels and launches each once. Must not be called while capturing.
+Result<std::unique_ptr<Device>> makeCudaDevice(int ordinal);
 
 }  // namespace halfwire

@@ -134,6 +134,12 @@ class HostDevice final : public Device {
     return status;
   }
 
+  Status createStream(StreamHandle*) override {
+    return Status(StatusCode::kUnavailable, "the host engine connects its ranks when a communicator is made");
+  }
+  Status finishStream(StreamHandle) override { return {}; }
+  bool connectsLazily() const override { return false; }
+
   const char* codecName() const override { return host::simdTarget(); }
 
   size_t freeBytes() override { return 0; }
@@ -163,18 +169,14 @@ class HostDevice final : public Device {
 
 }  // namespace
 
-Result<std::unique_ptr<Device>> makeHostDevice(const HalfwireHostEngine* engine) {
+Result<std::unique_ptr<Device>> makeHostDevice(const HalfwireHostEngine* engine, int ordinal) {
   if (engine == nullptr)
     return Status(StatusCode::kInvalidArgument, "there is no host engine to make a device of");
   if (engine->version != 1 || engine->bytes < sizeof(HalfwireHostEngine))
     return Status(StatusCode::kUnavailable,
                   "the host engine is of version " + std::to_string(engine->version) +
                       "; this library speaks version 1: use the libraries of one build");
-  int device = 0;
-  if (const cudaError_t error = engine->getDevice(&device); error != cudaSuccess)
-    return Status(StatusCode::kInternal,
-                  "cudaGetDevice of the host engine failed with error " + std::to_string(error));
-  return std::unique_ptr<Device>(std::make_unique<HostDevice>(engine, device));
+  return std::unique_ptr<Device>(std::make_unique<HostDevice>(engine, ordinal));
 }
 
 }  // namespace halfwire

@@ -91,7 +91,7 @@ class HostDeviceTest : public testing::Test {
  protected:
   void SetUp() override {
     fake = &engine_;
-    auto made = makeHostDevice(&kTable);
+    auto made = makeHostDevice(&kTable, 1);
     ASSERT_TRUE(made.ok()) << made.status().message();
     device_ = std::move(made).value();
   }
@@ -238,10 +238,10 @@ TEST_F(HostDeviceTest, RefusesWrongJobs) {
 TEST(MakeHostDeviceTest, RefusesOtherTables) {
   FakeEngine engine;
   fake = &engine;
-  EXPECT_EQ(makeHostDevice(nullptr).status().code(), StatusCode::kInvalidArgument);
+  EXPECT_EQ(makeHostDevice(nullptr, 0).status().code(), StatusCode::kInvalidArgument);
   HalfwireHostEngine other = kTable;
   other.version = 2;
-  EXPECT_EQ(makeHostDevice(&other).status().code(), StatusCode::kUnavailable);
+  EXPECT_EQ(makeHostDevice(&other, 0).status().code(), StatusCode::kUnavailable);
 }
 
 }  // namespace

@@ -23,11 +23,6 @@ bool oneConnection(const RealNccl& real) {
   return value != nullptr && std::strcmp(value, "1") == 0;
 }
 
-Result<std::unique_ptr<Device>> makeDevice(const RealNccl& real) {
-  if (real.host_engine != nullptr) return makeHostDevice(real.host_engine);
-  return makeCudaDevice();
-}
-
 const Settings& settings() { return Registry::get().settings().value(); }
 
 // Whether members of this communicator have anything to tell each other.
@@ -38,7 +33,7 @@ bool meets(const NewCommunicator& n) {
 
 // What cannot be right whoever answers.
 Status objection(const NewCommunicator& n) {
-  if (settings().mode == Mode::kOff || !n.followed || n.ranks <= 1) return {};
+  if (settings().mode == Mode::kOff || !n.followed || n.local || n.ranks <= 1) return {};
   if (!n.mark) {
     return {StatusCode::kInvalidArgument, fmt::format("rank {}: the process that made this communicator's id "
                                                       "(rank 0 in most programs) runs without the "
@@ -56,16 +51,27 @@ Status objection(const NewCommunicator& n) {
   return {};
 }
 
-// Scratch for a communicator that could compress. The failure of one member is told to all.
-Status makeCompressor(const NewCommunicator& n, std::unique_ptr<Compressor>* out) {
-  if (!n.device_status.ok()) return n.device_status;
+// Kernels and scratch for a communicator that could compress. The failure of one member is told to all.
+Status makeCompressor(const NewCommunicator& n, std::shared_ptr<Device>* device,
+                      std::unique_ptr<Compressor>* out) {
+  int ordinal = 0;
+  {
+    const InsideReal inside;
+    if (n.real->api.ncclCommCuDevice == nullptr ||
+        n.real->api.ncclCommCuDevice(*n.out, &ordinal) != ncclSuccess) {
+      return {StatusCode::kUnavailable, "NCCL does not say which device the communicator is on"};
+    }
+  }
+  auto found = Registry::get().device(*n.real, ordinal);
+  if (!found.ok()) return found.status();
+  *device = std::move(found).value();
   Compressor::Config config;
   config.comm = *n.out;
   config.rank = n.rank;
   config.ranks = n.ranks;
   config.format = settings().format;
   config.chunk_bytes = settings().chunk_bytes;
-  auto made = Compressor::create(&n.real->api, n.device.get(), config);
+  auto made = Compressor::create(&n.real->api, device->get(), config);
   if (!made.ok()) return made.status();
   *out = std::move(made).value();
   return {};
@@ -77,8 +83,19 @@ void abandon(const NewCommunicator& n) {
   *n.out = nullptr;
 }
 
-std::unique_ptr<Communicator> makeState(NewCommunicator& n, Reason reason,
-                                        std::unique_ptr<Compressor> compressor) {
+// A communicator on its way: what it has, what its peers said.
+struct Pending {
+  NewCommunicator* communicator = nullptr;
+  std::shared_ptr<Device> device;
+  std::unique_ptr<Compressor> compressor;
+  Status ready;
+  Meeting meeting;
+  Verdict verdict;
+  bool sent = false;
+};
+
+std::unique_ptr<Communicator> makeState(Pending& p) {
+  const NewCommunicator& n = *p.communicator;
   auto c = std::make_unique<Communicator>();
   c->real = n.real;
   c->handle = *n.out;
@@ -90,22 +107,103 @@ std::unique_ptr<Communicator> makeState(NewCommunicator& n, Reason reason,
   c->clique = n.clique != 0 ? n.clique : Registry::get().nextClique();
   c->agreement.settings = settings();
   c->agreement.ranks = n.ranks;
-  c->agreement.comm = reason;
-  if (reason == Reason::kCompressed) {
-    c->device = std::move(n.device);
-    c->compressor = std::move(compressor);
-  }
+  c->agreement.comm = p.verdict.reason;
+  c->device = std::move(p.device);
+  c->compressor = std::move(p.compressor);
   return c;
 }
 
-void makeDeviceFor(NewCommunicator* n) {
-  if (!n->followed || !n->blocking || decideCommunicator(settings(), n->ranks) != Reason::kCompressed) return;
-  auto made = makeDevice(*n->real);
-  if (made.ok()) {
-    n->device = std::move(made).value();
-  } else {
-    n->device_status = made.status();
+// Asks NCCL for what only it knows of a child communicator.
+void learnSize(NewCommunicator* n) {
+  if (n->ranks != 0) return;
+  int ranks = 0;
+  int rank = 0;
+  const InsideReal inside;
+  if (n->real->api.ncclCommCount(*n->out, &ranks) != ncclSuccess ||
+      n->real->api.ncclCommUserRank(*n->out, &rank) != ncclSuccess) {
+    n->followed = false;
   }
+  n->ranks = static_cast<uint32_t>(ranks);
+  n->rank = static_cast<uint32_t>(rank);
+}
+
+// Decides alone, gets ready, and tells the peers.
+Pending prepare(NewCommunicator& n) {
+  const Settings& s = settings();
+  Pending p;
+  p.communicator = &n;
+  p.verdict.reason =
+      n.followed || s.mode == Mode::kOff ? decideCommunicator(s, n.ranks) : Reason::kCreatedOutside;
+  if (p.verdict.reason == Reason::kCompressed && !n.blocking) p.verdict.reason = Reason::kNonBlocking;
+  p.verdict.status = objection(n);
+  if (!p.verdict.status.ok()) return p;
+  if (p.verdict.reason == Reason::kCompressed) p.ready = makeCompressor(n, &p.device, &p.compressor);
+  if (!meets(n)) return p;
+  MemberRecord record;
+  record.token = n.mark->token;
+  record.branch = n.branch;
+  record.rank = n.rank;
+  record.ranks = n.ranks;
+  record.digest = settingsDigest(s);
+  record.mode = s.mode;
+  record.blocking = n.blocking;
+  record.ready = p.ready.ok();
+  record.one_connection = oneConnection(*n.real);
+  record.words = p.ready.ok() ? describeSettings(s) : p.ready.message();
+  p.verdict.status = p.meeting.send(*n.mark, record, s.meeting_timeout_s);
+  p.sent = p.verdict.status.ok();
+  return p;
+}
+
+// Hears what the peers decided.
+void conclude(Pending& p, const std::vector<Pending>& all) {
+  const NewCommunicator& n = *p.communicator;
+  const Reason alone = p.verdict.reason;
+  if (n.local) {
+    for (const Pending& other : all) {
+      if (p.verdict.reason != Reason::kCompressed || other.ready.ok()) continue;
+      p.verdict.reason = Reason::kMemberNotReady;
+      p.verdict.note = fmt::format("rank {}: {}", other.communicator->rank, other.ready.message());
+    }
+    if (p.verdict.reason == Reason::kCompressed && oneConnection(*n.real))
+      p.verdict.reason = Reason::kOneConnection;
+    return;
+  }
+  // A non-blocking member has said what the others must know and cannot wait: its initialisation is still
+  // going on.
+  if (!p.sent || !n.blocking) return;
+  p.verdict = p.meeting.receive(settings().meeting_timeout_s + 5);
+  if (p.verdict.status.ok() && alone != Reason::kCompressed) p.verdict.reason = alone;
+}
+
+class OpenGate final : public CallGate {
+ public:
+  bool enter() override { return ++threadState().inside_real, true; }
+  void leave() override { --threadState().inside_real; }
+};
+
+// Connects the ranks of every communicator that will compress, all at once; the device memory that took.
+Status connect(std::vector<Pending>& pending, uint64_t* bytes) {
+  std::vector<Compressor*> members;
+  Device* device = nullptr;
+  for (Pending& p : pending) {
+    if (!p.verdict.status.ok() || p.verdict.reason != Reason::kCompressed || !p.device->connectsLazily())
+      continue;
+    members.push_back(p.compressor.get());
+    device = p.device.get();
+  }
+  if (members.empty()) return {};
+  const size_t before = device->freeBytes();
+  OpenGate gate;
+  std::string error;
+  if (const ncclResult_t result = connectPeers(members, gate, &error); result != ncclSuccess) {
+    return {StatusCode::kPeerLost,
+            fmt::format("connecting the communicator's ranks failed: {}",
+                        error.empty() ? fmt::format("NCCL error {}", static_cast<int>(result)) : error)};
+  }
+  const size_t after = device->freeBytes();
+  *bytes = before > after ? before - after : 0;
+  return {};
 }
 
 }  // namespace
@@ -134,7 +232,6 @@ NewCommunicator startCommunicator(const RealNccl& real, ncclComm_t* out, int ran
   n.followed = std::getenv("NCCL_COMM_ID") == nullptr;
   n.mark = readMark(id);
   if (n.mark && n.mark->port != 0) n.clique = cliqueOf(n.mark->token, 0);
-  makeDeviceFor(&n);
   return n;
 }
 
@@ -163,88 +260,39 @@ NewCommunicator startSplit(Communicator& parent, int color, ncclComm_t* out, con
 }
 
 ncclResult_t finishCommunicators(std::vector<NewCommunicator>& communicators, ncclResult_t made) {
-  struct Pending {
-    NewCommunicator* communicator;
-    std::unique_ptr<Compressor> compressor;
-    Meeting meeting;
-    Verdict verdict;
-    bool sent = false;
-  };
   std::vector<Pending> pending;
-  const Settings& s = settings();
   for (NewCommunicator& n : communicators) {
     // A failed initialisation, or a Split that left this rank without a child.
     if ((made != ncclSuccess && made != ncclInProgress) || *n.out == nullptr) continue;
-    if (n.ranks == 0) {  // a child: NCCL knows its size
-      int ranks = 0, rank = 0;
-      const InsideReal inside;
-      if (n.real->api.ncclCommCount(*n.out, &ranks) != ncclSuccess ||
-          n.real->api.ncclCommUserRank(*n.out, &rank) != ncclSuccess) {
-        n.followed = false;
-      }
-      n.ranks = static_cast<uint32_t>(ranks);
-      n.rank = static_cast<uint32_t>(rank);
-      makeDeviceFor(&n);
-    }
-    Pending p;
-    p.communicator = &n;
-    p.verdict.reason =
-        n.followed || s.mode == Mode::kOff ? decideCommunicator(s, n.ranks) : Reason::kCreatedOutside;
-    if (p.verdict.reason == Reason::kCompressed && !n.blocking) p.verdict.reason = Reason::kNonBlocking;
-    p.verdict.status = objection(n);
-    Status ready;
-    if (p.verdict.status.ok() && p.verdict.reason == Reason::kCompressed)
-      ready = makeCompressor(n, &p.compressor);
-    if (p.verdict.status.ok() && meets(n)) {
-      MemberRecord record;
-      record.token = n.mark->token;
-      record.branch = n.branch;
-      record.rank = n.rank;
-      record.ranks = n.ranks;
-      record.digest = settingsDigest(s);
-      record.mode = s.mode;
-      record.blocking = n.blocking;
-      record.ready = ready.ok();
-      record.one_connection = oneConnection(*n.real);
-      record.words = ready.ok() ? describeSettings(s) : ready.message();
-      p.verdict.status = p.meeting.send(*n.mark, record, s.meeting_timeout_s);
-      p.sent = p.verdict.status.ok();
-    }
-    pending.push_back(std::move(p));
+    learnSize(&n);
+    pending.push_back(prepare(n));
   }
+  for (Pending& p : pending) conclude(p, pending);
 
+  uint64_t connection_bytes = 0;
+  const Status connected = connect(pending, &connection_bytes);
   ncclResult_t result = ncclSuccess;
   for (Pending& p : pending) {
-    NewCommunicator& n = *p.communicator;
-    // A non-blocking member has said what the others must know and cannot wait: its initialisation is still
-    // going on.
-    if (p.sent && n.blocking) {
-      const Reason alone = p.verdict.reason;
-      p.verdict = p.meeting.receive(s.meeting_timeout_s + 5);
-      if (p.verdict.status.ok() && alone != Reason::kCompressed) p.verdict.reason = alone;
+    if (p.verdict.status.ok() && p.verdict.reason == Reason::kCompressed && !connected.ok())
+      p.verdict.status = connected;
+    if (!p.verdict.status.ok() || p.verdict.reason != Reason::kCompressed) {
+      p.compressor.reset();
+      p.device.reset();
     }
     if (!p.verdict.status.ok()) {
-      p.compressor.reset();
-      abandon(n);
+      abandon(*p.communicator);
       result = refuse(ncclInvalidUsage, p.verdict.status.message());
       continue;
     }
-    if (p.verdict.reason != Reason::kCompressed) p.compressor.reset();
-    Registry::get().add(makeState(n, p.verdict.reason, std::move(p.compressor)), p.verdict.note, 0);
+    const uint64_t bytes = p.compressor != nullptr ? connection_bytes : 0;
+    Registry::get().add(makeState(p), p.verdict.note, bytes);
   }
   return result;
 }
 
-ncclResult_t finishInitAll(const RealNccl& real, ncclComm_t* comms, int ranks, const int* devices) {
-  const Settings& s = settings();
-  Reason reason = decideCommunicator(s, static_cast<uint32_t>(ranks));
-  if (reason == Reason::kCompressed && real.host_engine == nullptr) reason = Reason::kCreatedOutside;
+ncclResult_t finishInitAll(const RealNccl& real, ncclComm_t* comms, int ranks) {
   std::vector<NewCommunicator> made(static_cast<size_t>(ranks));
-  std::vector<std::unique_ptr<Compressor>> compressors(static_cast<size_t>(ranks));
   const uint64_t clique = Registry::get().nextClique();
-  std::string note;
-  int current = 0;
-  if (reason == Reason::kCompressed) (void)real.host_engine->getDevice(&current);
   for (int i = 0; i < ranks; ++i) {
     NewCommunicator& n = made[static_cast<size_t>(i)];
     n.out = &comms[i];
@@ -252,23 +300,9 @@ ncclResult_t finishInitAll(const RealNccl& real, ncclComm_t* comms, int ranks, c
     n.rank = static_cast<uint32_t>(i);
     n.ranks = static_cast<uint32_t>(ranks);
     n.clique = clique;
-    if (reason != Reason::kCompressed) continue;
-    (void)real.host_engine->setDevice(devices != nullptr ? devices[i] : i);
-    makeDeviceFor(&n);
-    if (const Status ready = makeCompressor(n, &compressors[static_cast<size_t>(i)]); !ready.ok()) {
-      note = fmt::format("rank {}: {}", i, ready.message());
-    }
+    n.local = true;
   }
-  if (reason == Reason::kCompressed) {
-    (void)real.host_engine->setDevice(current);
-    if (!note.empty()) reason = Reason::kMemberNotReady;
-  }
-  for (int i = 0; i < ranks; ++i) {
-    auto& compressor = compressors[static_cast<size_t>(i)];
-    if (reason != Reason::kCompressed) compressor.reset();
-    Registry::get().add(makeState(made[static_cast<size_t>(i)], reason, std::move(compressor)), note, 0);
-  }
-  return ncclSuccess;
+  return finishCommunicators(made, ncclSuccess);
 }
 
 }  // namespace halfwire

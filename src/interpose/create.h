@@ -7,24 +7,23 @@
 
 namespace halfwire {
 
-// The part that runs when the program asks: decides whether the communicator could compress and makes its
-// device from the context current on this thread. `config` may be null.
+// What is known when the program asks. `config` may be null.
 NewCommunicator startCommunicator(const RealNccl& real, ncclComm_t* out, int ranks, int rank,
                                   const ncclUniqueId& id, const ncclConfig_t* config);
 
 // For communicators that are followed but whose peers cannot be met.
 NewCommunicator startUnfollowed(const RealNccl& real, ncclComm_t* out, int ranks, int rank);
 
-// The part that runs once NCCL has made them (`made` is its result): allocates scratch, meets the peers of
-// all of them at once, registers them. On a refusal the communicators are aborted, set to null and the error
-// says who and why.
+// The part that runs once NCCL has made them (`made` is its result): loads kernels, allocates scratch, meets
+// the peers of all of them at once, connects them, registers them. On a refusal the communicators are
+// aborted, set to null and the error says who and why.
 ncclResult_t finishCommunicators(std::vector<NewCommunicator>& communicators, ncclResult_t made);
 
 // A child of a followed communicator.
 NewCommunicator startSplit(Communicator& parent, int color, ncclComm_t* out, const ncclConfig_t* config);
 
 // All ranks of a communicator in this process (ncclCommInitAll).
-ncclResult_t finishInitAll(const RealNccl& real, ncclComm_t* comms, int ranks, const int* devices);
+ncclResult_t finishInitAll(const RealNccl& real, ncclComm_t* comms, int ranks);
 
 // Whether the caller's configuration asks for a non-blocking communicator.
 bool asksNonBlocking(const ncclConfig_t* config, bool parent_blocking);

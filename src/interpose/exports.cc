@@ -177,7 +177,7 @@ HALFWIRE_EXPORT ncclResult_t
         result = real->api.ncclCommInitAll(comm, ndev, devlist);
       }
       if (self || result != ncclSuccess || comm == nullptr || ndev < 1) return self ? result : theirs(result);
-      return finishInitAll(*real, comm, ndev, devlist);
+      return finishInitAll(*real, comm, ndev);
     })}
 
 HALFWIRE_EXPORT ncclResult_t ncclCommSplit(ncclComm_t comm, int color, int key, ncclComm_t* newcomm,

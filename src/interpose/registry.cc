@@ -146,6 +146,18 @@ void Registry::park(std::unique_ptr<Communicator> c) {
   parked_.push_back(std::move(c));
 }
 
+Result<std::shared_ptr<Device>> Registry::device(const RealNccl& real, int ordinal) {
+  std::lock_guard lock(devices_mutex_);
+  std::weak_ptr<Device>& known = devices_[{&real, ordinal}];
+  if (auto device = known.lock()) return device;
+  auto made =
+      real.host_engine != nullptr ? makeHostDevice(real.host_engine, ordinal) : makeCudaDevice(ordinal);
+  if (!made.ok()) return made.status();
+  std::shared_ptr<Device> device = std::move(made).value();
+  known = device;
+  return device;
+}
+
 void Registry::noteError(const std::string& words) {
   std::lock_guard lock(mutex_);
   if (RunLog* log = counting() ? this->log() : nullptr) RunLog::setText(log->file().error, words);

@@ -5,6 +5,7 @@
 
 #include <atomic>
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -40,7 +41,7 @@ struct Communicator {
   uint64_t branch = 0;       // see MemberRecord
   uint32_t splits = 0;       // Split calls so far: equal on all ranks
   uint64_t clique = 0;       // equal for members of one communicator
-  std::unique_ptr<Device> device;
+  std::shared_ptr<Device> device;
   std::unique_ptr<Compressor> compressor;  // set if and only if agreement.comm is kCompressed
   RunLogCommunicator* log = nullptr;
 
@@ -79,6 +80,9 @@ class Registry {
   // Keeps state that can no longer be freed safely (an aborted communicator) until the process ends.
   void park(std::unique_ptr<Communicator> communicator);
 
+  // The device of a communicator: its kernels are loaded once however many communicators use it.
+  Result<std::shared_ptr<Device>> device(const RealNccl& real, int ordinal);
+
   // Notes an error of ours for the report.
   void noteError(const std::string& words);
 
@@ -108,6 +112,8 @@ class Registry {
   std::unique_ptr<RunLog> log_;
   bool log_tried_ = false;
   std::vector<std::unique_ptr<Communicator>> parked_;
+  std::mutex devices_mutex_;
+  std::map<std::pair<const RealNccl*, int>, std::weak_ptr<Device>> devices_;
   std::unique_ptr<Slot[]> slots_;
   std::atomic<uint64_t> cliques_{1};
   std::atomic<bool> counting_{true};

@@ -50,11 +50,10 @@ struct NewCommunicator {
   uint32_t ranks = 0;
   bool blocking = true;
   bool followed = true;  // false: made in a way whose peers cannot be met
+  bool local = false;    // all its ranks are in this process and in this list
   std::optional<Mark> mark;
   uint64_t branch = 0;
   uint64_t clique = 0;
-  std::unique_ptr<Device> device;  // of the context current when the program asked
-  Status device_status;
 };
 
 struct DestroyedOp {
