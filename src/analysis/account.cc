@@ -42,7 +42,8 @@ struct Point {
 // One pass over all starts and ends: in every stretch between two of them it is known what runs.
 class Sweep {
  public:
-  Sweep(const Timeline& t, const std::vector<uint32_t>& members, const std::vector<StepWindow>& steps, Lane* lane)
+  Sweep(const Timeline& t, const std::vector<uint32_t>& members, const std::vector<StepWindow>& steps,
+        Lane* lane)
       : t_(t), members_(members), steps_(steps), lane_(lane) {}
 
   void run() {
@@ -182,7 +183,8 @@ class Sweep {
   size_t step_ = 0;
 };
 
-// Calls that block their thread, by thread: synchronisations, and copies (those from pageable memory wait too).
+// Calls that block their thread, by thread: synchronisations, and copies (those from pageable memory wait
+// too).
 struct ThreadBlocks {
   Spans blocked;
   Spans host_collectives;
@@ -192,7 +194,8 @@ class IdleReasons {
  public:
   explicit IdleReasons(const Timeline& t) : t_(t), threads_(t.threads.size()) {
     for (const HostCall& c : t.calls) {
-      const bool blocks = c.kind == CallKind::kSync || c.kind == CallKind::kEventSync || c.kind == CallKind::kCopy;
+      const bool blocks =
+          c.kind == CallKind::kSync || c.kind == CallKind::kEventSync || c.kind == CallKind::kCopy;
       if (blocks) threads_[c.thread].blocked.push_back({c.start_ns, c.end_ns});
     }
     for (const trace::CommOp& op : t.comm_ops) {
@@ -211,7 +214,8 @@ class IdleReasons {
       while (next < members.size() && t_.activities[members[next]].start_ns < s.end_ns) ++next;
       // Several may start at once: any that says what launched it.
       int32_t call = kNone;
-      for (size_t i = next; i < members.size() && t_.activities[members[i]].start_ns == s.end_ns && call == kNone; ++i) {
+      for (size_t i = next;
+           i < members.size() && t_.activities[members[i]].start_ns == s.end_ns && call == kNone; ++i) {
         call = t_.activities[members[i]].call;
       }
       lane->gaps.push_back(explain(s, call, lane));
@@ -241,7 +245,8 @@ class IdleReasons {
       const Spans whole{{s.start_ns, until}};
       const auto take = [&](const Spans& among, const Spans& from) {
         Spans near;
-        auto it = std::partition_point(among.begin(), among.end(), [&](const Span& b) { return b.end_ns <= s.start_ns; });
+        auto it = std::partition_point(among.begin(), among.end(),
+                                       [&](const Span& b) { return b.end_ns <= s.start_ns; });
         for (; it != among.end() && it->start_ns < until; ++it) near.push_back(*it);
         return intersect(near, from);
       };
@@ -255,8 +260,7 @@ class IdleReasons {
       cause(IdleCause::kDataLoading) = length(loading);
       cause(IdleCause::kCommunicationWait) = length(collectives);
       cause(IdleCause::kHostSync) = length(blocked);
-      const int64_t late =
-          length_ns - length(loading) - length(collectives) - length(blocked);
+      const int64_t late = length_ns - length(loading) - length(collectives) - length(blocked);
       cause(IdleCause::kLaunchBound) = late;
       if (lengthWithin(blocks.blocked, s.start_ns, s.start_ns + 1) > 0) lane->launch_bound_after_sync += late;
       lane->launch_bound_host_quiet += length(rest) - length(take(thread.busy, rest));
@@ -275,7 +279,8 @@ void findStalls(const Timeline& t, const std::vector<uint32_t>& members, Lane* l
   for (const uint32_t m : members) by_stream[t.activities[m].stream].push_back(m);
   std::map<int64_t, int64_t> record_time;  // of the event record calls that waits name
   for (const trace::StreamWait& w : t.waits) {
-    if (w.record_correlation > 0) record_time.emplace(w.record_correlation, std::numeric_limits<int64_t>::max());
+    if (w.record_correlation > 0)
+      record_time.emplace(w.record_correlation, std::numeric_limits<int64_t>::max());
   }
   for (const HostCall& c : t.calls) {
     if (const auto it = record_time.find(c.correlation); it != record_time.end()) it->second = c.start_ns;

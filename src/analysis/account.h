@@ -1,4 +1,5 @@
-// Where one device's time went: exact sums over overlapping intervals, for the whole recording and for each step.
+// Where one device's time went: exact sums over overlapping intervals, for the whole recording and for each
+// step.
 #pragma once
 
 #include <array>
@@ -13,16 +14,16 @@ namespace halfwire::analysis {
 
 // Nanoseconds. compute + exposed + copy_alone + idle == span, exactly.
 struct Parts {
-  int64_t span = 0;        // first start to last end
-  int64_t compute = 0;     // some compute kernel runs
-  int64_t comm = 0;        // some communication kernel runs (without codec)
-  int64_t codec = 0;       // some kernel of Halfwire runs
-  int64_t exposed = 0;     // communication or codec runs, and no compute kernel
+  int64_t span = 0;           // first start to last end
+  int64_t compute = 0;        // some compute kernel runs
+  int64_t comm = 0;           // some communication kernel runs (without codec)
+  int64_t codec = 0;          // some kernel of Halfwire runs
+  int64_t exposed = 0;        // communication or codec runs, and no compute kernel
   int64_t exposed_codec = 0;  // the part of `exposed` in which only codec runs
   int64_t exposed_bare = 0;   // the part of `exposed` in which no copy runs either
-  int64_t copy = 0;        // some copy or set runs
-  int64_t copy_alone = 0;  // and nothing else
-  int64_t idle = 0;        // nothing runs
+  int64_t copy = 0;           // some copy or set runs
+  int64_t copy_alone = 0;     // and nothing else
+  int64_t idle = 0;           // nothing runs
 
   void add(const Parts& p);
 };
@@ -37,7 +38,7 @@ struct Segment {
 
 // Why nothing ran. The order is the order of `kIdleCauseNames`.
 enum class IdleCause : uint8_t {
-  kLaunchBound,        // the next launch came after the device had run dry, the host was busy with other things
+  kLaunchBound,  // the next launch came after the device had run dry, the host was busy with other things
   kCommunicationWait,  // the launching thread was inside a collective on the host (gloo, mpi)
   kHostSync,           // the launching thread was blocked in a synchronisation or a blocking copy
   kDataLoading,        // the launching thread was waiting for a data loader
@@ -60,7 +61,8 @@ struct StepAccount {
   Parts parts;
 };
 
-// One communication interval with its share of exposed time. Simultaneous collectives share exposed time equally.
+// One communication interval with its share of exposed time. Simultaneous collectives share exposed time
+// equally.
 struct CommInterval {
   int64_t start_ns = 0;
   int64_t end_ns = 0;
@@ -81,13 +83,15 @@ struct Lane {
   bool steps_detected = false;  // from the pattern of collectives, not annotated
   int64_t outside_steps_ns = 0;
   std::array<int64_t, kIdleCauses> idle{};
-  int64_t idle_host_late = 0;        // whole gaps whose next launch call ended after the device ran dry
-  int64_t idle_launched_before = 0;  // whole gaps whose next launch call was over by then
-  int64_t idle_unmatched = 0;        // whole gaps with no launch call recorded
-  int64_t launch_bound_after_sync = 0;   // the part of launch_bound in gaps that a host synchronisation began
-  int64_t launch_bound_host_quiet = 0;   // the part of launch_bound in which the host ran nothing that was recorded
+  int64_t idle_host_late = 0;           // whole gaps whose next launch call ended after the device ran dry
+  int64_t idle_launched_before = 0;     // whole gaps whose next launch call was over by then
+  int64_t idle_unmatched = 0;           // whole gaps with no launch call recorded
+  int64_t launch_bound_after_sync = 0;  // the part of launch_bound in gaps that a host synchronisation began
+  int64_t launch_bound_host_quiet =
+      0;  // the part of launch_bound in which the host ran nothing that was recorded
   bool waits_recorded = false;
-  int64_t stalled = 0;  // a stream waited at an event behind a collective, with nothing else to run on that stream
+  int64_t stalled =
+      0;  // a stream waited at an event behind a collective, with nothing else to run on that stream
   int64_t graph_kernels = 0;
   std::vector<CommInterval> comms;  // by start
   std::vector<Segment> segments;    // cover [start, end)

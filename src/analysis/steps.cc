@@ -66,7 +66,8 @@ std::vector<StepWindow> annotated(const Timeline& t, const std::vector<uint32_t>
 
 }  // namespace
 
-std::vector<StepWindow> findSteps(const Timeline& t, const std::vector<uint32_t>& members, int64_t end_ns, bool* detected) {
+std::vector<StepWindow> findSteps(const Timeline& t, const std::vector<uint32_t>& members, int64_t end_ns,
+                                  bool* detected) {
   *detected = false;
   if (!t.steps.empty()) return annotated(t, members, end_ns);
   // A collective is told from others by its name, its size and how many kernels came since the one before.
@@ -80,7 +81,8 @@ std::vector<StepWindow> findSteps(const Timeline& t, const std::vector<uint32_t>
       continue;
     }
     uint64_t key = a.name * 0x9E3779B97F4A7C15ULL + between;
-    if (a.comm != kNone) key = (key ^ static_cast<uint64_t>(t.comms[a.comm].in_elements)) * 0xBF58476D1CE4E5B9ULL;
+    if (a.comm != kNone)
+      key = (key ^ static_cast<uint64_t>(t.comms[a.comm].in_elements)) * 0xBF58476D1CE4E5B9ULL;
     sequence.push_back(key);
     starts.push_back(a.start_ns);
     between = 0;

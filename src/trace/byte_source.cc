@@ -44,8 +44,8 @@ class PlainFile : public ByteSource {
       if (n == 0) break;
       if (n < 0) {
         if (errno == EINTR) continue;
-        return Status(StatusCode::kInvalidData,
-                      fmt::format("{}: reading at byte {} failed: {}", path_, position_, std::strerror(errno)));
+        return Status(StatusCode::kInvalidData, fmt::format("{}: reading at byte {} failed: {}", path_,
+                                                            position_, std::strerror(errno)));
       }
       got += static_cast<size_t>(n);
       position_ += static_cast<uint64_t>(n);
@@ -80,9 +80,10 @@ class GzipFile : public ByteSource {
       gzerror(file_, &error);
       // At a cut-off stream gzread returns what it has and only then reports Z_BUF_ERROR.
       if (n < 0 || error == Z_BUF_ERROR || error == Z_DATA_ERROR) {
-        return Status(StatusCode::kInvalidData,
-                      fmt::format("{}: the gzip data is {} at byte {} of {}: copy or record the file again", path_,
-                                  error == Z_BUF_ERROR ? "cut short" : "damaged", gzoffset(file_), size_));
+        return Status(
+            StatusCode::kInvalidData,
+            fmt::format("{}: the gzip data is {} at byte {} of {}: copy or record the file again", path_,
+                        error == Z_BUF_ERROR ? "cut short" : "damaged", gzoffset(file_), size_));
       }
       if (n == 0) break;
       got += static_cast<size_t>(n);
@@ -101,14 +102,17 @@ class GzipFile : public ByteSource {
 
 }  // namespace
 
-std::unique_ptr<ByteSource> memorySource(std::string_view bytes) { return std::make_unique<MemorySource>(bytes); }
+std::unique_ptr<ByteSource> memorySource(std::string_view bytes) {
+  return std::make_unique<MemorySource>(bytes);
+}
 
 Result<std::unique_ptr<ByteSource>> openFile(const std::string& path) {
   const int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
   if (fd < 0) {
-    return Status(StatusCode::kInvalidData, fmt::format("{}: cannot be opened: {}", path, std::strerror(errno)));
+    return Status(StatusCode::kInvalidData,
+                  fmt::format("{}: cannot be opened: {}", path, std::strerror(errno)));
   }
-  struct stat info {};
+  struct stat info{};
   if (::fstat(fd, &info) != 0 || !S_ISREG(info.st_mode)) {
     ::close(fd);
     return Status(StatusCode::kInvalidData, fmt::format("{}: is not a regular file", path));

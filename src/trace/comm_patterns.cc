@@ -17,15 +17,41 @@ std::string lower(std::string_view text) {
 
 bool has(std::string_view text, std::string_view part) { return text.find(part) != std::string_view::npos; }
 
-// Substrings of lower-case names that make a kernel communication: NCCL, RCCL and their relatives, device-side libraries,
-// the custom all-reduces of inference engines, symmetric-memory kernels, dispatch and combine of expert parallelism.
-constexpr std::array kCommunication = {
-    "nccl",          "rccl",           "msccl",           "nvshmem",           "deep_ep",        "deepep",
-    "hccl",          "oneccl",         "rocshmem",        "cross_device_reduce", "allreduce_fusion", "one_shot_all_reduce",
-    "oneshot_all_reduce", "oneshotallreduce", "one_shot_allreduce", "two_shot_all_reduce", "twoshot_all_reduce",
-    "twoshotallreduce", "two_shot_allreduce", "multimem_all_reduce", "multimem_allreduce", "multimem_one_shot",
-    "multimem_all_gather", "multimem_reduce_scatter", "quickreduce", "quick_reduce", "lamport", "symm_mem",
-    "symmetric_memory", "userbuffers", "all2all_kernel", "moe_a2a"};
+// Substrings of lower-case names that make a kernel communication: NCCL, RCCL and their relatives,
+// device-side libraries, the custom all-reduces of inference engines, symmetric-memory kernels, dispatch and
+// combine of expert parallelism.
+constexpr std::array kCommunication = {"nccl",
+                                       "rccl",
+                                       "msccl",
+                                       "nvshmem",
+                                       "deep_ep",
+                                       "deepep",
+                                       "hccl",
+                                       "oneccl",
+                                       "rocshmem",
+                                       "cross_device_reduce",
+                                       "allreduce_fusion",
+                                       "one_shot_all_reduce",
+                                       "oneshot_all_reduce",
+                                       "oneshotallreduce",
+                                       "one_shot_allreduce",
+                                       "two_shot_all_reduce",
+                                       "twoshot_all_reduce",
+                                       "twoshotallreduce",
+                                       "two_shot_allreduce",
+                                       "multimem_all_reduce",
+                                       "multimem_allreduce",
+                                       "multimem_one_shot",
+                                       "multimem_all_gather",
+                                       "multimem_reduce_scatter",
+                                       "quickreduce",
+                                       "quick_reduce",
+                                       "lamport",
+                                       "symm_mem",
+                                       "symmetric_memory",
+                                       "userbuffers",
+                                       "all2all_kernel",
+                                       "moe_a2a"};
 
 // "nccl" inside a longer word that has nothing to do with it would be a false hit; none is known.
 bool looksLikeCommunication(std::string_view name) {
@@ -39,18 +65,19 @@ bool looksLikeCommunication(std::string_view name) {
 bool isLayoutKernel(std::string_view name) { return has(name, "get_dispatch_layout"); }
 
 ElementType elementFromKernel(std::string_view name) {
-  // ncclDevKernel_AllReduce_Sum_bf16_RING_LL, ncclKernel_AllReduce_RING_LL_Sum_float, ncclSymkDevKernel_..._f32
+  // ncclDevKernel_AllReduce_Sum_bf16_RING_LL, ncclKernel_AllReduce_RING_LL_Sum_float,
+  // ncclSymkDevKernel_..._f32
   struct Suffix {
     std::string_view text;
     ElementType type;
   };
   static constexpr Suffix kSuffixes[] = {
-      {"_bf16", ElementType::kBf16},        {"bfloat16", ElementType::kBf16}, {"_f16", ElementType::kFp16},
-      {"_half", ElementType::kFp16},        {"_f32", ElementType::kFp32},     {"_float", ElementType::kFp32},
-      {"_f64", ElementType::kFp64},         {"_double", ElementType::kFp64},  {"_f8e4m3", ElementType::kFp8},
-      {"_f8e5m2", ElementType::kFp8},       {"_u8", ElementType::kInt8},      {"_int8_t", ElementType::kInt8},
-      {"_uint8_t", ElementType::kInt8},     {"_u32", ElementType::kInt32},    {"_int32_t", ElementType::kInt32},
-      {"_uint32_t", ElementType::kInt32},   {"_u64", ElementType::kInt64},    {"_int64_t", ElementType::kInt64},
+      {"_bf16", ElementType::kBf16},      {"bfloat16", ElementType::kBf16}, {"_f16", ElementType::kFp16},
+      {"_half", ElementType::kFp16},      {"_f32", ElementType::kFp32},     {"_float", ElementType::kFp32},
+      {"_f64", ElementType::kFp64},       {"_double", ElementType::kFp64},  {"_f8e4m3", ElementType::kFp8},
+      {"_f8e5m2", ElementType::kFp8},     {"_u8", ElementType::kInt8},      {"_int8_t", ElementType::kInt8},
+      {"_uint8_t", ElementType::kInt8},   {"_u32", ElementType::kInt32},    {"_int32_t", ElementType::kInt32},
+      {"_uint32_t", ElementType::kInt32}, {"_u64", ElementType::kInt64},    {"_int64_t", ElementType::kInt64},
       {"_uint64_t", ElementType::kInt64},
   };
   for (const Suffix& s : kSuffixes) {
@@ -65,7 +92,8 @@ Collective collectiveFromText(std::string_view text) {
   std::string name = lower(text);
   std::erase_if(name, [](char c) { return c == '_' || c == '-' || c == ' '; });
   // Order matters: "reducescatter" and "allreduce" contain "reduce".
-  if (has(name, "allreduce") || has(name, "crossdevicereduce") || has(name, "quickreduce") || has(name, "lamport")) {
+  if (has(name, "allreduce") || has(name, "crossdevicereduce") || has(name, "quickreduce") ||
+      has(name, "lamport")) {
     return Collective::kAllReduce;
   }
   if (has(name, "reducescatter")) return Collective::kReduceScatter;
@@ -92,7 +120,8 @@ ElementType elementFromText(std::string_view text) {
   if (has(name, "float")) return ElementType::kFp32;
   if (has(name, "long") || has(name, "int64")) return ElementType::kInt64;
   if (has(name, "short") || has(name, "int16")) return ElementType::kInt16;
-  if (has(name, "byte") || has(name, "char") || has(name, "int8") || has(name, "bool")) return ElementType::kInt8;
+  if (has(name, "byte") || has(name, "char") || has(name, "int8") || has(name, "bool"))
+    return ElementType::kInt8;
   if (has(name, "int")) return ElementType::kInt32;
   return ElementType::kUnknown;
 }
@@ -118,7 +147,8 @@ Result<CommPatterns> CommPatterns::create(const std::vector<std::string>& extra)
           {std::regex(expression, std::regex::ECMAScript | std::regex::icase | std::regex::nosubs), type});
     } catch (const std::regex_error& e) {
       return Status(StatusCode::kInvalidArgument,
-                    fmt::format("the communication pattern '{}' is not a regular expression: {}", expression, e.what()));
+                    fmt::format("the communication pattern '{}' is not a regular expression: {}", expression,
+                                e.what()));
     }
   }
   return patterns;
@@ -133,7 +163,8 @@ CommPatterns::Match CommPatterns::classify(std::string_view kernel_name) const {
   }
   // The function's own name decides the collective; template arguments and parameters may name anything.
   std::string_view base = name;
-  if (const size_t paren = base.find('('); paren != std::string_view::npos && paren > 0) base = base.substr(0, paren);
+  if (const size_t paren = base.find('('); paren != std::string_view::npos && paren > 0)
+    base = base.substr(0, paren);
   // std::regex recurses once for each character; very long names would exhaust the stack.
   const std::string_view head = std::string_view(name).substr(0, 2000);
   for (const Extra& extra : extra_) {
@@ -147,7 +178,8 @@ CommPatterns::Match CommPatterns::classify(std::string_view kernel_name) const {
   match.kind = ActivityKind::kComm;
   match.type = collectiveFromText(base);
   match.element = elementFromKernel(base);
-  // NCCL moves anything as bytes where it does not reduce: the type in such a name says nothing about the data.
+  // NCCL moves anything as bytes where it does not reduce: the type in such a name says nothing about the
+  // data.
   const bool reduces = match.type == Collective::kAllReduce || match.type == Collective::kReduceScatter ||
                        match.type == Collective::kReduce;
   if (!reduces && match.element == ElementType::kInt8) match.element = ElementType::kUnknown;

@@ -11,12 +11,12 @@
 
 namespace halfwire::trace {
 
-// Immutable after creation; classify() may be called from several threads. It runs regular expressions: call it once for
-// each distinct name.
+// Immutable after creation; classify() may be called from several threads. It runs regular expressions: call
+// it once for each distinct name.
 class CommPatterns {
  public:
-  // `extra`: regular expressions (ECMAScript, any case) for further communication kernels, optionally "REGEX=type" with a
-  // type as printed by collectiveName. A broken expression is kInvalidArgument.
+  // `extra`: regular expressions (ECMAScript, any case) for further communication kernels, optionally
+  // "REGEX=type" with a type as printed by collectiveName. A broken expression is kInvalidArgument.
   static Result<CommPatterns> create(const std::vector<std::string>& extra);
 
   struct Match {

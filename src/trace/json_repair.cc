@@ -39,7 +39,8 @@ bool startsValue(std::string_view s, size_t i) {
   i = skipSpace(s, i);
   if (i >= s.size()) return true;
   const char c = s[i];
-  if (c == '"' || c == '{' || c == '[' || c == '-' || std::isdigit(static_cast<unsigned char>(c))) return true;
+  if (c == '"' || c == '{' || c == '[' || c == '-' || std::isdigit(static_cast<unsigned char>(c)))
+    return true;
   for (std::string_view word : {"true", "false", "null", "NaN", "nan", "Infinity"}) {
     if (s.substr(i, word.size()) == word) return true;
   }
@@ -65,7 +66,8 @@ bool endsString(std::string_view s, size_t i) {
 
 class Repairer {
  public:
-  Repairer(std::string_view input, int64_t event_depth, bool final) : in_(input), event_depth_(event_depth), final_(final) {}
+  Repairer(std::string_view input, int64_t event_depth, bool final)
+      : in_(input), event_depth_(event_depth), final_(final) {}
 
   RepairedJson run() {
     out_.text.reserve(in_.size() + 64);
@@ -148,7 +150,8 @@ class Repairer {
     const char next = i + 1 < in_.size() ? in_[i + 1] : '\0';
     bool good = next != '\0' && std::string_view("\"\\/bfnrt").find(next) != std::string_view::npos;
     if (next == 'u' && i + 5 < in_.size()) {
-      good = std::all_of(in_.begin() + static_cast<std::ptrdiff_t>(i) + 2, in_.begin() + static_cast<std::ptrdiff_t>(i) + 6,
+      good = std::all_of(in_.begin() + static_cast<std::ptrdiff_t>(i) + 2,
+                         in_.begin() + static_cast<std::ptrdiff_t>(i) + 6,
                          [](unsigned char c) { return std::isxdigit(c) != 0; });
     }
     if (good) {
@@ -175,15 +178,16 @@ class Repairer {
       edited(end + 1);
       return end + 1;
     }
-    const bool number =
-        std::all_of(text.begin(), text.end(), [](char c) { return std::string_view("0123456789+-.eE").find(c) != std::string_view::npos; });
+    const bool number = std::all_of(text.begin(), text.end(), [](char c) {
+      return std::string_view("0123456789+-.eE").find(c) != std::string_view::npos;
+    });
     if (number || text == "true" || text == "false" || text == "null") {
       out_.text.append(in_.substr(i, end - i));
       return end;
     }
     ++out_.bare_words;
-    if (text == "NaN" || text == "nan" || text == "-nan" || text == "Infinity" || text == "-Infinity" || text == "inf" ||
-        text == "-inf") {
+    if (text == "NaN" || text == "nan" || text == "-nan" || text == "Infinity" || text == "-Infinity" ||
+        text == "inf" || text == "-inf") {
       out_.text += "null";
     } else {
       quoted(text);
@@ -210,8 +214,9 @@ class Repairer {
 }  // namespace
 
 size_t RepairedJson::original(size_t text_offset) const {
-  auto it = std::upper_bound(edits.begin(), edits.end(), text_offset,
-                             [](size_t offset, const std::pair<size_t, size_t>& e) { return offset < e.first; });
+  auto it =
+      std::upper_bound(edits.begin(), edits.end(), text_offset,
+                       [](size_t offset, const std::pair<size_t, size_t>& e) { return offset < e.first; });
   if (it == edits.begin()) return text_offset;
   --it;
   return it->second + (text_offset - it->first);

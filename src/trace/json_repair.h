@@ -1,6 +1,7 @@
-// Mends the damage that real recorders leave in their JSON, so that a JSON parser can read the rest: unescaped quotes and
-// line ends in names, bad escapes, missing quotes, bare words, control characters, bytes that are not UTF-8. Also finds
-// where whole events end, string by string, when that cannot be told from the bytes around a cut.
+// Mends the damage that real recorders leave in their JSON, so that a JSON parser can read the rest:
+// unescaped quotes and line ends in names, bad escapes, missing quotes, bare words, control characters, bytes
+// that are not UTF-8. Also finds where whole events end, string by string, when that cannot be told from the
+// bytes around a cut.
 #pragma once
 
 #include <cstddef>
@@ -13,9 +14,9 @@
 namespace halfwire::trace {
 
 struct RepairedJson {
-  std::string text;  // of input[0, end)
-  size_t end = 0;    // where the last whole event ends in the input; input.size() when the input is final
-  int64_t depth = 0;           // brackets open after all of the input
+  std::string text;   // of input[0, end)
+  size_t end = 0;     // where the last whole event ends in the input; input.size() when the input is final
+  int64_t depth = 0;  // brackets open after all of the input
   bool inside_string = false;  // the input ends within a string
   bool found_event = false;
   uint64_t changes = 0;

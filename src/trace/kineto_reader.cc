@@ -17,12 +17,23 @@ namespace {
 
 namespace ondemand = simdjson::ondemand;
 
-enum class Category : uint8_t { kUnset, kIgnored, kKernel, kCopy, kSet, kRuntime, kOperator, kAnnotation, kSync };
+enum class Category : uint8_t {
+  kUnset,
+  kIgnored,
+  kKernel,
+  kCopy,
+  kSet,
+  kRuntime,
+  kOperator,
+  kAnnotation,
+  kSync
+};
 
 Category categoryOf(std::string_view cat) {
   if (cat == "kernel" || cat == "Kernel") return Category::kKernel;
   if (cat == "cpu_op" || cat == "Operator") return Category::kOperator;
-  if (cat == "cuda_runtime" || cat == "cuda_driver" || cat == "Runtime" || cat == "hip_runtime" || cat == "hip_driver") {
+  if (cat == "cuda_runtime" || cat == "cuda_driver" || cat == "Runtime" || cat == "hip_runtime" ||
+      cat == "hip_driver") {
     return Category::kRuntime;
   }
   if (cat == "gpu_memcpy" || cat == "Memcpy") return Category::kCopy;
@@ -32,7 +43,9 @@ Category categoryOf(std::string_view cat) {
   return Category::kIgnored;
 }
 
-bool startsWith(std::string_view text, std::string_view prefix) { return text.substr(0, prefix.size()) == prefix; }
+bool startsWith(std::string_view text, std::string_view prefix) {
+  return text.substr(0, prefix.size()) == prefix;
+}
 
 // The fields of one event that matter, as raw tokens of the window.
 struct Fields {
@@ -51,7 +64,8 @@ struct Fields {
 
 class Reader {
  public:
-  Reader(ByteSource& source, const std::string& file, const CommPatterns& patterns, const ReadOptions& options)
+  Reader(ByteSource& source, const std::string& file, const CommPatterns& patterns,
+         const ReadOptions& options)
       : source_(source), patterns_(patterns), options_(options) {
     timeline_.file = file;
     timeline_.format = Format::kKineto;
@@ -65,15 +79,15 @@ class Reader {
   // What became of one window.
   struct Outcome {
     simdjson::error_code error = simdjson::SUCCESS;
-    size_t consumed = 0;     // bytes of content that are done with
+    size_t consumed = 0;       // bytes of content that are done with
     bool array_ended = false;  // by the file's own bracket
-    Status refused;          // not damage but a value that cannot be accepted
+    Status refused;            // not damage but a value that cannot be accepted
   };
 
   Status fill(bool* eof);
   Outcome parse(char* content, size_t size, bool final, const RepairedJson* repaired);
-  simdjson::error_code events(ondemand::document& doc, ondemand::array array, const char* content, size_t size,
-                              bool final, Outcome* outcome);
+  simdjson::error_code events(ondemand::document& doc, ondemand::array array, const char* content,
+                              size_t size, bool final, Outcome* outcome);
   simdjson::error_code event(ondemand::object object);
   simdjson::error_code arguments(ondemand::object object);
   simdjson::error_code dims(ondemand::value value, int depth, int64_t* product, bool* any);
@@ -93,7 +107,8 @@ class Reader {
   Status cutShort(bool inside_string) const {
     return {StatusCode::kInvalidData,
             fmt::format("{}: the JSON ends at byte {} {}: the file was cut short; copy or record it again",
-                        timeline_.file, base_ + size_, inside_string ? "within a string" : "before its last bracket is closed")};
+                        timeline_.file, base_ + size_,
+                        inside_string ? "within a string" : "before its last bracket is closed")};
   }
   void mendings();
 
@@ -128,7 +143,8 @@ class Reader {
   std::vector<int8_t> call_kinds_;  // by name id: 0 unknown, else CallKind + 1
 
   uint64_t with_phase_ = 0, not_objects_ = 0, no_duration_ = 0, negative_ = 0, no_stream_ = 0;
-  uint64_t mended_bytes_ = 0, mended_escapes_ = 0, mended_quotes_ = 0, mended_words_ = 0, host_collectives_ = 0;
+  uint64_t mended_bytes_ = 0, mended_escapes_ = 0, mended_quotes_ = 0, mended_words_ = 0,
+           host_collectives_ = 0;
   uint64_t nccl_ops_ = 0;
 };
 
@@ -147,8 +163,9 @@ uint64_t Reader::offsetOf(const char* p) const {
   return base_ + (repaired_ != nullptr ? repaired_->original(in_window) : in_window);
 }
 
-// Where to cut an incomplete window: after the last "}" that a comma and an opening brace follow. Inside a string or a nested
-// list such bytes mislead; parsing then fails there and the window is taken apart string by string instead.
+// Where to cut an incomplete window: after the last "}" that a comma and an opening brace follow. Inside a
+// string or a nested list such bytes mislead; parsing then fails there and the window is taken apart string
+// by string instead.
 size_t findCut(const char* data, size_t size) {
   const auto space = [](char c) { return c == ' ' || c == '\n' || c == '\r' || c == '\t'; };
   for (size_t i = size; i-- > 1;) {
@@ -173,11 +190,15 @@ Result<Timeline> Reader::run() {
     const char* data = buffer_.data() + kRoom;
     size_t skip = 0;
     if (size_ >= 3 && std::memcmp(data, "\xEF\xBB\xBF", 3) == 0) skip = 3;
-    while (skip < size_ && (data[skip] == ' ' || data[skip] == '\n' || data[skip] == '\r' || data[skip] == '\t')) ++skip;
+    while (skip < size_ &&
+           (data[skip] == ' ' || data[skip] == '\n' || data[skip] == '\r' || data[skip] == '\t'))
+      ++skip;
     if (skip == size_) return damaged(skip, "there is no JSON, only white space");
     if (data[skip] != '{' && data[skip] != '[') {
-      return damaged(skip, "this is not JSON: a trace begins with '{' or '[' (Kineto JSON, its .gz, or an Nsight Systems "
-                           "SQLite export are read)");
+      return damaged(
+          skip,
+          "this is not JSON: a trace begins with '{' or '[' (Kineto JSON, its .gz, or an Nsight Systems "
+          "SQLite export are read)");
     }
     array_form_ = data[skip] == '[';
     std::memmove(buffer_.data() + kRoom, data + skip, size_ - skip);
@@ -201,7 +222,8 @@ Result<Timeline> Reader::run() {
       // Nothing could be read from here: look at it string by string, and mend it if it is damaged.
       const int64_t event_depth = part_ == Part::kHead ? (array_form_ ? 1 : 2) : (array_form_ ? 0 : 0);
       RepairedJson mended = repairJson({content, size_}, event_depth, eof);
-      const int64_t end_depth = part_ == Part::kHead ? 0 : (array_form_ ? -1 : (part_ == Part::kTail ? -1 : -2));
+      const int64_t end_depth =
+          part_ == Part::kHead ? 0 : (array_form_ ? -1 : (part_ == Part::kTail ? -1 : -2));
       if (eof && (mended.inside_string || mended.depth > end_depth)) return cutShort(mended.inside_string);
       Outcome second;
       if (eof || mended.found_event) {
@@ -258,12 +280,13 @@ Result<Timeline> Reader::run() {
 
   if (!found_events_) {
     return Status(StatusCode::kInvalidData,
-                  fmt::format("{}: the JSON has no field 'traceEvents': this is not a profiler's trace", timeline_.file));
+                  fmt::format("{}: the JSON has no field 'traceEvents': this is not a profiler's trace",
+                              timeline_.file));
   }
   if (with_phase_ == 0 && timeline_.events + not_objects_ > 0) {
     return Status(StatusCode::kInvalidData,
-                  fmt::format("{}: none of its {} events has the field 'ph': this is not a profiler's trace", timeline_.file,
-                              timeline_.events + not_objects_));
+                  fmt::format("{}: none of its {} events has the field 'ph': this is not a profiler's trace",
+                              timeline_.file, timeline_.events + not_objects_));
   }
   timeline_.json_bytes = base_ + size_;
   mendings();
@@ -275,10 +298,12 @@ Reader::Outcome Reader::parse(char* content, size_t size, bool final, const Repa
   Outcome outcome;
   content_ = content;
   repaired_ = repaired;
-  const std::string_view prefix = part_ == Part::kHead     ? std::string_view()
-                                  : part_ == Part::kEvents ? (array_form_ ? std::string_view("[") : kEventsPrefix)
-                                                           : (array_form_ ? std::string_view("[") : kTailPrefix);
-  const std::string_view suffix = final ? std::string_view() : (array_form_ ? std::string_view("]") : std::string_view("]}"));
+  const std::string_view prefix = part_ == Part::kHead ? std::string_view()
+                                  : part_ == Part::kEvents
+                                      ? (array_form_ ? std::string_view("[") : kEventsPrefix)
+                                      : (array_form_ ? std::string_view("[") : kTailPrefix);
+  const std::string_view suffix =
+      final ? std::string_view() : (array_form_ ? std::string_view("]") : std::string_view("]}"));
   char* begin = content - prefix.size();
   std::memcpy(begin, prefix.data(), prefix.size());
   char saved[2];
@@ -310,7 +335,8 @@ Reader::Outcome Reader::parse(char* content, size_t size, bool final, const Repa
           found_events_ = true;
           if (auto e = events(doc, array, content, size, final, &outcome)) return e;
           done = true;
-          if (outcome.array_ended && !final) return simdjson::SUCCESS;  // the rest is read with the file's end
+          if (outcome.array_ended && !final)
+            return simdjson::SUCCESS;  // the rest is read with the file's end
         } else {
           const char* raw = key.raw();
           const char* quote = static_cast<const char*>(std::memchr(raw, '"', 64));
@@ -324,15 +350,17 @@ Reader::Outcome Reader::parse(char* content, size_t size, bool final, const Repa
       // Whatever follows the last bracket makes this another kind of file.
       const char* after = nullptr;
       if (doc.current_location().get(after) == simdjson::SUCCESS && after < content + size) {
-        outcome.refused = damaged(offsetOf(after), "more JSON follows the trace (JSON lines, as some tools export, are not "
-                                                   "read; export Nsight Systems reports with: nsys export --type sqlite)");
+        outcome.refused = damaged(offsetOf(after),
+                                  "more JSON follows the trace (JSON lines, as some tools export, are not "
+                                  "read; export Nsight Systems reports with: nsys export --type sqlite)");
       }
     }
     return simdjson::SUCCESS;
   };
   outcome.error = body();
   std::memcpy(content + size, saved, suffix.size());
-  if (outcome.error == simdjson::SUCCESS && outcome.refused.ok() && !outcome.array_ended) outcome.consumed = size;
+  if (outcome.error == simdjson::SUCCESS && outcome.refused.ok() && !outcome.array_ended)
+    outcome.consumed = size;
   if (outcome.error == simdjson::SUCCESS && final) outcome.consumed = size;
   if (outcome.error == simdjson::SUCCESS && repaired != nullptr && !final) {
     outcome.consumed = outcome.array_ended ? repaired->original(outcome.consumed) : repaired->end;
@@ -340,15 +368,17 @@ Reader::Outcome Reader::parse(char* content, size_t size, bool final, const Repa
   return outcome;
 }
 
-// Events up to the end of the array or the first damage. A window's events before the damage count as consumed.
-simdjson::error_code Reader::events(ondemand::document& doc, ondemand::array array, const char* content, size_t size,
-                                    bool final, Outcome* outcome) {
+// Events up to the end of the array or the first damage. A window's events before the damage count as
+// consumed.
+simdjson::error_code Reader::events(ondemand::document& doc, ondemand::array array, const char* content,
+                                    size_t size, bool final, Outcome* outcome) {
   // An event is taken in only when the next one begins (or the list ends): then all of it was there.
   for (auto item : array) {
     if (item.error() != simdjson::SUCCESS) return item.error();
     const char* start = nullptr;
     if (auto e = doc.current_location().get(start)) return e;
-    if (part_ != Part::kHead) outcome->consumed = static_cast<size_t>(std::max<std::ptrdiff_t>(0, start - content));
+    if (part_ != Part::kHead)
+      outcome->consumed = static_cast<size_t>(std::max<std::ptrdiff_t>(0, start - content));
     ondemand::object object;
     if (item.get_object().get(object) != simdjson::SUCCESS) {
       ++not_objects_;
@@ -358,7 +388,8 @@ simdjson::error_code Reader::events(ondemand::document& doc, ondemand::array arr
     ++timeline_.events;
     if (outcome->refused = accept(offsetOf(start)); !outcome->refused.ok()) return simdjson::SUCCESS;
   }
-  // The list ended with the file's own bracket if something of the window follows it, or if nothing follows at all.
+  // The list ended with the file's own bracket if something of the window follows it, or if nothing follows
+  // at all.
   const char* after = content + size;
   if (const char* location = nullptr; doc.current_location().get(location) == simdjson::SUCCESS) {
     after = std::min(after, location);
@@ -424,7 +455,8 @@ simdjson::error_code Reader::event(ondemand::object object) {
           bool wanted = true;
           if (f_.category == Category::kOperator || f_.category == Category::kAnnotation) {
             const std::string_view n = name();
-            wanted = n.empty() || startsWith(n, "record_param_comms") || startsWith(n, "nccl:") || startsWith(n, "c10d::");
+            wanted = n.empty() || startsWith(n, "record_param_comms") || startsWith(n, "nccl:") ||
+                     startsWith(n, "c10d::");
           }
           if (!wanted) break;
           ondemand::object args;
@@ -493,7 +525,8 @@ simdjson::error_code Reader::arguments(ondemand::object object) {
             for (auto type : types) {
               if (type.error() != simdjson::SUCCESS) return type.error();
               std::string_view text;
-              if (f_.input_type.empty() && type.get_string().get(text) == simdjson::SUCCESS) f_.input_type = text;
+              if (f_.input_type.empty() && type.get_string().get(text) == simdjson::SUCCESS)
+                f_.input_type = text;
             }
           }
         }
@@ -549,7 +582,8 @@ simdjson::error_code Reader::dims(ondemand::value value, int depth, int64_t* pro
 simdjson::error_code Reader::metadata(std::string_view key, ondemand::value value) {
   if (key == "baseTimeNanoseconds") {
     int64_t base = 0;
-    if (parseLooseInteger(value.raw_json_token(), &base) && base >= 0 && base <= kMaxTimeNs) timeline_.base_ns = base;
+    if (parseLooseInteger(value.raw_json_token(), &base) && base >= 0 && base <= kMaxTimeNs)
+      timeline_.base_ns = base;
   } else if (key == "distributedInfo") {
     ondemand::object info;
     if (value.get_object().get(info) != simdjson::SUCCESS) return simdjson::SUCCESS;
@@ -577,7 +611,8 @@ simdjson::error_code Reader::metadata(std::string_view key, ondemand::value valu
 int32_t Reader::streamIndex(int64_t device, int64_t number) {
   // Devices are small numbers; whatever else is written there is folded into 32 bits.
   const auto device32 = static_cast<int32_t>(device);
-  const uint64_t key = static_cast<uint64_t>(number) * 0x9E3779B97F4A7C15ULL ^ static_cast<uint32_t>(device32);
+  const uint64_t key =
+      static_cast<uint64_t>(number) * 0x9E3779B97F4A7C15ULL ^ static_cast<uint32_t>(device32);
   if (last_stream_ != kNone && key == last_stream_key_) return last_stream_;
   const auto [it, added] = stream_ids_.emplace(key, static_cast<int32_t>(timeline_.streams.size()));
   if (added) timeline_.streams.push_back({device32, number});
@@ -597,8 +632,10 @@ int32_t Reader::stream(std::string_view stream_token, std::string_view device_to
 int32_t Reader::thread() {
   int64_t process = 0;
   int64_t number = 0;
-  if (!parseLooseInteger(f_.pid, &process)) process = static_cast<int64_t>(std::hash<std::string_view>()(f_.pid) >> 1);
-  if (!parseLooseInteger(f_.tid, &number)) number = static_cast<int64_t>(std::hash<std::string_view>()(f_.tid) >> 1);
+  if (!parseLooseInteger(f_.pid, &process))
+    process = static_cast<int64_t>(std::hash<std::string_view>()(f_.pid) >> 1);
+  if (!parseLooseInteger(f_.tid, &number))
+    number = static_cast<int64_t>(std::hash<std::string_view>()(f_.tid) >> 1);
   const uint64_t key = static_cast<uint64_t>(process) * 0x9E3779B97F4A7C15ULL ^ static_cast<uint64_t>(number);
   if (last_thread_ != kNone && key == last_thread_key_) return last_thread_;
   const auto [it, added] = thread_ids_.emplace(key, static_cast<int32_t>(timeline_.threads.size()));
@@ -615,8 +652,10 @@ bool Reader::times(uint64_t offset, int64_t* start, int64_t* end, Status* status
   const NumberError dur = parseMicroseconds(f_.dur, &duration);
   if (ts == NumberError::kOutOfRange || dur == NumberError::kOutOfRange || duration > kMaxDurationNs) {
     const bool bad_ts = ts == NumberError::kOutOfRange;
-    *status = damaged(offset, fmt::format("the event's field '{}' is {}, which is no {} in microseconds", bad_ts ? "ts" : "dur",
-                                          unquoted(bad_ts ? f_.ts : f_.dur).substr(0, 40), bad_ts ? "time" : "duration"));
+    *status =
+        damaged(offset, fmt::format("the event's field '{}' is {}, which is no {} in microseconds",
+                                    bad_ts ? "ts" : "dur", unquoted(bad_ts ? f_.ts : f_.dur).substr(0, 40),
+                                    bad_ts ? "time" : "duration"));
     return false;
   }
   if (ts != NumberError::kNone || dur != NumberError::kNone) return false;
@@ -639,7 +678,8 @@ CommInfo Reader::commInfo() {
   }
   if (f_.group_size > 0 && f_.group_size < (1 << 24)) info.group_size = static_cast<int32_t>(f_.group_size);
   if (!f_.group_name.empty()) info.group_name = static_cast<int32_t>(timeline_.names.intern(f_.group_name));
-  if (!f_.group_ranks.empty()) info.group_ranks = static_cast<int32_t>(timeline_.names.intern(f_.group_ranks));
+  if (!f_.group_ranks.empty())
+    info.group_ranks = static_cast<int32_t>(timeline_.names.intern(f_.group_ranks));
   info.sequence = f_.sequence;
   return info;
 }
@@ -678,7 +718,8 @@ Status Reader::accept(uint64_t offset) {
       if (!times(offset, &call.start_ns, &call.end_ns, &status)) return status;
       const uint32_t id = timeline_.names.intern(name());
       if (id >= call_kinds_.size()) call_kinds_.resize(id + 64, 0);
-      if (call_kinds_[id] == 0) call_kinds_[id] = static_cast<int8_t>(static_cast<int>(classifyCall(name())) + 1);
+      if (call_kinds_[id] == 0)
+        call_kinds_[id] = static_cast<int8_t>(static_cast<int>(classifyCall(name())) + 1);
       call.kind = static_cast<CallKind>(call_kinds_[id] - 1);
       call.thread = thread();
       addSpan(&timeline_.threads[call.thread].busy, {call.start_ns, call.end_ns});
@@ -740,7 +781,8 @@ Status Reader::accept(uint64_t offset) {
       int64_t source = -1;
       parseLooseInteger(f_.device.empty() ? f_.pid : f_.device, &device);
       wait.waiting_stream = stream(f_.stream, f_.device);
-      if (parseLooseInteger(f_.wait_stream, &source) && source >= 0) wait.source_stream = streamIndex(device, source);
+      if (parseLooseInteger(f_.wait_stream, &source) && source >= 0)
+        wait.source_stream = streamIndex(device, source);
       wait.record_correlation = f_.record_correlation;
       wait.correlation = f_.correlation;
       timeline_.waits.push_back(wait);
@@ -755,13 +797,20 @@ Status Reader::accept(uint64_t offset) {
 
 void Reader::mendings() {
   auto& w = timeline_.warnings;
-  if (mended_bytes_ > 0) w.push_back(fmt::format("{} byte(s) that JSON forbids (not UTF-8, or control characters) were replaced", mended_bytes_));
-  if (mended_escapes_ > 0) w.push_back(fmt::format("{} bad escape(s) in strings were taken literally", mended_escapes_));
-  if (mended_quotes_ > 0) w.push_back(fmt::format("{} quote(s) were missing or unescaped and were mended", mended_quotes_));
-  if (mended_words_ > 0) w.push_back(fmt::format("{} bare word(s) where JSON wants a value were quoted", mended_words_));
-  if (no_duration_ > 0) w.push_back(fmt::format("{} device event(s) have no numeric time and duration: left out", no_duration_));
+  if (mended_bytes_ > 0)
+    w.push_back(fmt::format("{} byte(s) that JSON forbids (not UTF-8, or control characters) were replaced",
+                            mended_bytes_));
+  if (mended_escapes_ > 0)
+    w.push_back(fmt::format("{} bad escape(s) in strings were taken literally", mended_escapes_));
+  if (mended_quotes_ > 0)
+    w.push_back(fmt::format("{} quote(s) were missing or unescaped and were mended", mended_quotes_));
+  if (mended_words_ > 0)
+    w.push_back(fmt::format("{} bare word(s) where JSON wants a value were quoted", mended_words_));
+  if (no_duration_ > 0)
+    w.push_back(fmt::format("{} device event(s) have no numeric time and duration: left out", no_duration_));
   if (negative_ > 0) w.push_back(fmt::format("{} event(s) have a negative duration: taken as 0", negative_));
-  if (no_stream_ > 0) w.push_back(fmt::format("{} device event(s) name no stream: taken as stream 0", no_stream_));
+  if (no_stream_ > 0)
+    w.push_back(fmt::format("{} device event(s) name no stream: taken as stream 0", no_stream_));
   if (not_objects_ > 0) w.push_back(fmt::format("{} entries of the event list are not events", not_objects_));
 }
 

@@ -1,5 +1,6 @@
-// Reads PyTorch profiler (Kineto) Chrome traces of any age as a stream: windows of bounded size, cut where an event ends,
-// each parsed by simdjson. Memory grows with what is kept of the device and its launches, not with the file.
+// Reads PyTorch profiler (Kineto) Chrome traces of any age as a stream: windows of bounded size, cut where an
+// event ends, each parsed by simdjson. Memory grows with what is kept of the device and its launches, not
+// with the file.
 #pragma once
 
 #include <functional>
@@ -19,8 +20,8 @@ struct ReadOptions {
   size_t max_window_bytes = 64 << 20;  // the largest single event that is still read
 };
 
-// kInvalidData with the byte offset (in the decompressed JSON) or the field if the bytes are not a whole trace. Damage
-// that can be mended is mended and reported in Timeline::warnings.
+// kInvalidData with the byte offset (in the decompressed JSON) or the field if the bytes are not a whole
+// trace. Damage that can be mended is mended and reported in Timeline::warnings.
 Result<Timeline> readKineto(ByteSource& source, const std::string& file, const CommPatterns& patterns,
                             const ReadOptions& options = {});
 

@@ -7,7 +7,8 @@ namespace halfwire::trace {
 
 std::string_view unquoted(std::string_view token) {
   while (!token.empty() && static_cast<unsigned char>(token.back()) <= ' ') token.remove_suffix(1);
-  if (token.size() >= 2 && token.front() == '"' && token.back() == '"') return token.substr(1, token.size() - 2);
+  if (token.size() >= 2 && token.front() == '"' && token.back() == '"')
+    return token.substr(1, token.size() - 2);
   return token;
 }
 
@@ -23,7 +24,8 @@ NumberError parseMicroseconds(std::string_view token, int64_t* ns) {
   const char* const end = p + token.size();
   uint64_t us = 0;
   const char* const digits = p;
-  while (p != end && *p >= '0' && *p <= '9' && p - digits < 18) us = us * 10 + static_cast<uint64_t>(*p++ - '0');
+  while (p != end && *p >= '0' && *p <= '9' && p - digits < 18)
+    us = us * 10 + static_cast<uint64_t>(*p++ - '0');
   bool plain = p != digits;
   uint64_t fraction = 0;
   if (plain && p != end && *p == '.') {
@@ -50,7 +52,8 @@ NumberError parseMicroseconds(std::string_view token, int64_t* ns) {
   double value = 0;
   const auto [stop, error] = std::from_chars(whole.data(), whole.data() + whole.size(), value);
   if (error == std::errc::result_out_of_range) return NumberError::kOutOfRange;
-  if (error != std::errc() || stop != whole.data() + whole.size() || std::isnan(value)) return NumberError::kNotANumber;
+  if (error != std::errc() || stop != whole.data() + whole.size() || std::isnan(value))
+    return NumberError::kNotANumber;
   value *= 1000.0;
   if (!(std::fabs(value) <= static_cast<double>(kMaxTimeNs))) return NumberError::kOutOfRange;
   *ns = std::llround(value);
@@ -72,12 +75,14 @@ bool parseLooseInteger(std::string_view token, int64_t* value) {
     return true;
   };
   int64_t number = 0;
-  if (const auto [stop, error] = std::from_chars(token.data(), end, number); error == std::errc() && whole(stop)) {
+  if (const auto [stop, error] = std::from_chars(token.data(), end, number);
+      error == std::errc() && whole(stop)) {
     *value = number;
     return true;
   }
   uint64_t big = 0;
-  if (const auto [stop, error] = std::from_chars(token.data(), end, big); error == std::errc() && whole(stop)) {
+  if (const auto [stop, error] = std::from_chars(token.data(), end, big);
+      error == std::errc() && whole(stop)) {
     *value = static_cast<int64_t>(big);
     return true;
   }

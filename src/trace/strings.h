@@ -1,4 +1,5 @@
-// A pool of distinct strings, each known by a small number. Traces repeat a few thousand names millions of times.
+// A pool of distinct strings, each known by a small number. Traces repeat a few thousand names millions of
+// times.
 #pragma once
 
 #include <cstdint>

@@ -1,6 +1,6 @@
-// What a recording says, whatever tool made it: device intervals, the host calls that launched them, event waits, steps,
-// and what is known of each collective. Times are whole nanoseconds; adding `base_ns` gives nanoseconds since the epoch
-// where the recorder said so.
+// What a recording says, whatever tool made it: device intervals, the host calls that launched them, event
+// waits, steps, and what is known of each collective. Times are whole nanoseconds; adding `base_ns` gives
+// nanoseconds since the epoch where the recorder said so.
 #pragma once
 
 #include <cstdint>
@@ -38,7 +38,18 @@ enum class Collective : uint8_t {
 // The name used in reports: "all_reduce", ...
 const char* collectiveName(Collective type);
 
-enum class ElementType : uint8_t { kUnknown, kInt8, kInt16, kInt32, kInt64, kFp8, kFp16, kBf16, kFp32, kFp64 };
+enum class ElementType : uint8_t {
+  kUnknown,
+  kInt8,
+  kInt16,
+  kInt32,
+  kInt64,
+  kFp8,
+  kFp16,
+  kBf16,
+  kFp32,
+  kFp64
+};
 // Bytes of one element, 0 for kUnknown.
 int elementSize(ElementType type);
 const char* elementName(ElementType type);
@@ -63,7 +74,7 @@ struct Activity {
   int64_t end_ns = 0;  // >= start_ns
   int64_t correlation = -1;
   uint32_t name = 0;
-  int32_t stream = 0;   // index into Timeline::streams
+  int32_t stream = 0;    // index into Timeline::streams
   int32_t call = kNone;  // index into Timeline::calls
   int32_t comm = kNone;  // index into Timeline::comms
   ActivityKind kind = ActivityKind::kCompute;
@@ -78,7 +89,16 @@ struct Stream {
   int64_t number = 0;
 };
 
-enum class CallKind : uint8_t { kLaunch, kGraphLaunch, kCopy, kSync, kEventSync, kEventRecord, kStreamWait, kOther };
+enum class CallKind : uint8_t {
+  kLaunch,
+  kGraphLaunch,
+  kCopy,
+  kSync,
+  kEventSync,
+  kEventRecord,
+  kStreamWait,
+  kOther
+};
 
 struct HostCall {
   int64_t start_ns = 0;
@@ -145,7 +165,8 @@ struct Timeline {
   std::vector<CommOp> comm_ops;
   std::vector<Step> steps;  // host annotations, by start
   std::vector<std::string> warnings;
-  std::vector<std::pair<std::string, uint32_t>> comm_names;  // kernels taken for communication, with their number
+  std::vector<std::pair<std::string, uint32_t>>
+      comm_names;  // kernels taken for communication, with their number
 };
 
 }  // namespace halfwire::trace

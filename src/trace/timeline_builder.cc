@@ -12,7 +12,8 @@ namespace {
 
 bool has(std::string_view text, std::string_view part) { return text.find(part) != std::string_view::npos; }
 
-// Kernels whose recorded start is 0 while the rest of the trace lies far away are records that were never filled in.
+// Kernels whose recorded start is 0 while the rest of the trace lies far away are records that were never
+// filled in.
 void dropUnset(Timeline* t) {
   int64_t latest = 0;
   for (const Activity& a : t->activities) latest = std::max(latest, a.start_ns);
@@ -20,18 +21,19 @@ void dropUnset(Timeline* t) {
   if (latest < kHour) return;
   const size_t dropped = std::erase_if(t->activities, [](const Activity& a) { return a.start_ns == 0; });
   if (dropped > 0) {
-    t->warnings.push_back(fmt::format("{} device event(s) have the time 0, far from all others: left out", dropped));
+    t->warnings.push_back(
+        fmt::format("{} device event(s) have the time 0, far from all others: left out", dropped));
   }
 }
 
-// One stream runs one thing after another. An interval that spans dozens of later, much shorter ones of its own stream is a
-// broken end time; it is taken to end where the next one starts.
+// One stream runs one thing after another. An interval that spans dozens of later, much shorter ones of its
+// own stream is a broken end time; it is taken to end where the next one starts.
 void clipImpossible(Timeline* t) {
   constexpr int64_t kSuspicious = 100'000'000;
   constexpr int kCovered = 32;
-  const auto longest = std::max_element(t->activities.begin(), t->activities.end(), [](const Activity& a, const Activity& b) {
-    return a.duration() < b.duration();
-  });
+  const auto longest =
+      std::max_element(t->activities.begin(), t->activities.end(),
+                       [](const Activity& a, const Activity& b) { return a.duration() < b.duration(); });
   if (longest == t->activities.end() || longest->duration() < kSuspicious) return;
   size_t clipped = 0;
   for (size_t i = 0; i < t->activities.size(); ++i) {
@@ -52,14 +54,15 @@ void clipImpossible(Timeline* t) {
     ++clipped;
   }
   if (clipped > 0) {
-    t->warnings.push_back(
-        fmt::format("{} device event(s) span dozens of later ones of their own stream, which cannot be: taken to end "
-                    "where the next one starts",
-                    clipped));
+    t->warnings.push_back(fmt::format(
+        "{} device event(s) span dozens of later ones of their own stream, which cannot be: taken to end "
+        "where the next one starts",
+        clipped));
   }
 }
 
-// Index of a call by its correlation id: ids are dense in every recorder seen; repeated ids need the nearest in time.
+// Index of a call by its correlation id: ids are dense in every recorder seen; repeated ids need the nearest
+// in time.
 class CallIndex {
  public:
   explicit CallIndex(const std::vector<HostCall>& calls) : calls_(calls) {
@@ -99,8 +102,7 @@ class CallIndex {
       if (correlation < low_ || correlation - low_ >= static_cast<int64_t>(table_.size())) return kNone;
       return table_[static_cast<size_t>(correlation - low_)];
     }
-    const auto range =
-        std::equal_range(order_.begin(), order_.end(), correlation, Compare{calls_});
+    const auto range = std::equal_range(order_.begin(), order_.end(), correlation, Compare{calls_});
     if (range.first == range.second) return kNone;
     // Calls are in order of start: the last one that began before the device did, or else the first.
     const auto after = std::partition_point(range.first, range.second,
@@ -131,9 +133,9 @@ void linkCalls(Timeline* t) {
     if (call.start_ns > a.start_ns + 10'000) ++too_early;
   }
   if (too_early > 0) {
-    t->warnings.push_back(
-        fmt::format("{} device event(s) start before the call that launched them: the clocks of host and device differ",
-                    too_early));
+    t->warnings.push_back(fmt::format(
+        "{} device event(s) start before the call that launched them: the clocks of host and device differ",
+        too_early));
   }
   // A session's first kernels can be missing while their launches are there.
   if (t->activities.empty()) return;
@@ -149,8 +151,10 @@ void linkCalls(Timeline* t) {
     ++missing;
   }
   if (missing > 0) {
-    t->warnings.push_back(fmt::format(
-        "the first {} kernel launch(es) have no kernel: the recorder lost the start, the first step is incomplete", missing));
+    t->warnings.push_back(
+        fmt::format("the first {} kernel launch(es) have no kernel: the recorder lost the start, the first "
+                    "step is incomplete",
+                    missing));
   }
 }
 
@@ -162,7 +166,8 @@ class OpIndex {
     parent_.assign(ops_.size(), kNone);
     std::vector<int32_t> open;
     for (size_t i = 0; i < ops_.size(); ++i) {
-      while (!open.empty() && (ops_[open.back()].thread != ops_[i].thread || ops_[open.back()].end_ns < ops_[i].end_ns)) {
+      while (!open.empty() &&
+             (ops_[open.back()].thread != ops_[i].thread || ops_[open.back()].end_ns < ops_[i].end_ns)) {
         open.pop_back();
       }
       parent_[i] = open.empty() ? kNone : open.back();
@@ -247,8 +252,9 @@ void describeCommunication(Timeline* t, const CommPatterns& patterns) {
     if (a.call != kNone && !info.has_sizes) ops.describe(t->calls[a.call], &info);
   }
   for (const auto& [name, count] : counts) t->comm_names.emplace_back(t->names.at(name), count);
-  std::sort(t->comm_names.begin(), t->comm_names.end(),
-            [](const auto& a, const auto& b) { return a.second != b.second ? a.second > b.second : a.first < b.first; });
+  std::sort(t->comm_names.begin(), t->comm_names.end(), [](const auto& a, const auto& b) {
+    return a.second != b.second ? a.second > b.second : a.first < b.first;
+  });
 }
 
 }  // namespace
@@ -277,7 +283,8 @@ void addSpan(std::vector<Span>* spans, Span span) {
 
 void mergeSpans(std::vector<Span>* spans) {
   const auto byStart = [](const Span& a, const Span& b) { return a.start_ns < b.start_ns; };
-  if (!std::is_sorted(spans->begin(), spans->end(), byStart)) std::sort(spans->begin(), spans->end(), byStart);
+  if (!std::is_sorted(spans->begin(), spans->end(), byStart))
+    std::sort(spans->begin(), spans->end(), byStart);
   size_t kept = 0;
   for (const Span& s : *spans) {
     if (kept > 0 && (*spans)[kept - 1].end_ns >= s.start_ns) {
@@ -293,12 +300,14 @@ void mergeSpans(std::vector<Span>* spans) {
 Status finishTimeline(Timeline* t, const CommPatterns& patterns) {
   if (t->activities.size() > static_cast<size_t>(std::numeric_limits<int32_t>::max()) ||
       t->calls.size() > static_cast<size_t>(std::numeric_limits<int32_t>::max())) {
-    return {StatusCode::kInvalidData, fmt::format("{}: more than 2^31 events: cut the trace into parts", t->file)};
+    return {StatusCode::kInvalidData,
+            fmt::format("{}: more than 2^31 events: cut the trace into parts", t->file)};
   }
   dropUnset(t);
   const auto byStart = [](const auto& a, const auto& b) { return a.start_ns < b.start_ns; };
   const auto order = [&](auto* list) {
-    if (!std::is_sorted(list->begin(), list->end(), byStart)) std::stable_sort(list->begin(), list->end(), byStart);
+    if (!std::is_sorted(list->begin(), list->end(), byStart))
+      std::stable_sort(list->begin(), list->end(), byStart);
   };
   // A total order, so that no result depends on the order in the file.
   std::sort(t->activities.begin(), t->activities.end(), [](const Activity& a, const Activity& b) {

@@ -1,4 +1,5 @@
-// The part of reading that is the same for every format: naming, linking and cleaning what a reader collected.
+// The part of reading that is the same for every format: naming, linking and cleaning what a reader
+// collected.
 #pragma once
 
 #include <vector>
@@ -16,8 +17,8 @@ CallKind classifyCall(std::string_view name);
 void addSpan(std::vector<Span>* spans, Span span);
 void mergeSpans(std::vector<Span>* spans);
 
-// Sorts everything by time, links kernels to the calls that launched them, recognises communication and describes it,
-// removes intervals that cannot be true and says so in `warnings`.
+// Sorts everything by time, links kernels to the calls that launched them, recognises communication and
+// describes it, removes intervals that cannot be true and says so in `warnings`.
 Status finishTimeline(Timeline* timeline, const CommPatterns& patterns);
 
 }  // namespace halfwire::trace

@@ -1,0 +1,136 @@
+// `halfwire analyze TRACE...`: options and words; the work is in trace, analysis and report.
+#include "analysis/analyze.h"
+
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <CLI/CLI.hpp>
+#include <charconv>
+#include <chrono>
+#include <cstdio>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "cli/command.h"
+#include "report/json_report.h"
+#include "report/text_report.h"
+#include "trace/trace_file.h"
+
+namespace halfwire::cli {
+namespace {
+
+struct Options {
+  std::vector<std::string> traces;
+  std::vector<std::string> patterns;
+  std::string what_if;
+  int top = 8;
+  bool json = false;
+  bool critical_path = false;
+};
+
+int fail(const Status& status) {
+  fmt::print(stderr, "halfwire analyze: {}\n", status.message());
+  return 2;
+}
+
+// "comm=0.52".
+Result<double> parseWhatIf(const std::string& text) {
+  constexpr std::string_view kComm = "comm=";
+  double scale = 0;
+  if (text.rfind(kComm, 0) == 0) {
+    const char* end = text.data() + text.size();
+    const auto [stop, error] = std::from_chars(text.data() + kComm.size(), end, scale);
+    if (error == std::errc() && stop == end && scale >= 0 && scale <= 10) return scale;
+  }
+  return Status(
+      StatusCode::kInvalidArgument,
+      fmt::format("--what-if '{}' is not understood: write comm=0.52, a factor from 0 to 10", text));
+}
+
+// A bar on a terminal's standard error, for files that take longer than half a second.
+class Progress {
+ public:
+  void update(const std::string& file, uint64_t done, uint64_t total) {
+    const auto now = std::chrono::steady_clock::now();
+    if (file != file_) {
+      clear();
+      file_ = file;
+      started_ = now;
+      last_ = now;
+    }
+    if (!terminal_ || total == 0 || now - started_ < std::chrono::milliseconds(500) ||
+        now - last_ < std::chrono::milliseconds(100)) {
+      return;
+    }
+    last_ = now;
+    const int filled = static_cast<int>(30 * std::min(done, total) / total);
+    fmt::print(stderr, "\r[{:<30}] {:3} % {}", std::string(static_cast<size_t>(filled), '#'),
+               100 * std::min(done, total) / total, file.substr(file.rfind('/') + 1).substr(0, 40));
+    std::fflush(stderr);
+    shown_ = true;
+  }
+  void clear() {
+    if (shown_) fmt::print(stderr, "\r\033[K");
+    shown_ = false;
+  }
+
+ private:
+  bool terminal_ = isatty(STDERR_FILENO) != 0;
+  bool shown_ = false;
+  std::string file_;
+  std::chrono::steady_clock::time_point started_;
+  std::chrono::steady_clock::time_point last_;
+};
+
+int run(const Options& o) {
+  Result<std::vector<std::string>> files = trace::expandInputs(o.traces);
+  if (!files.ok()) return fail(files.status());
+  analysis::AnalyzeOptions options;
+  options.comm_patterns = o.patterns;
+  if (!o.what_if.empty()) {
+    Result<double> scale = parseWhatIf(o.what_if);
+    if (!scale.ok()) return fail(scale.status());
+    options.what_if_comm = scale.value();
+  }
+  if (o.critical_path) options.critical_path = true;
+  Progress progress;
+  options.progress = [&](const std::string& file, uint64_t done, uint64_t total) {
+    progress.update(file, done, total);
+  };
+  Result<analysis::Analysis> result = analysis::analyzeFiles(files.value(), options);
+  progress.clear();
+  if (!result.ok()) return fail(result.status());
+  const std::string text =
+      o.json ? report::analyzeJson(result.value()) : report::analyzeText(result.value(), o.top);
+  if (std::fwrite(text.data(), 1, text.size(), stdout) != text.size() || std::fflush(stdout) != 0) {
+    fmt::print(stderr, "halfwire analyze: the report could not be written to standard output\n");
+    return 2;
+  }
+  return 0;
+}
+
+}  // namespace
+
+void addAnalyzeCommand(CLI::App& app, int* exit_code) {
+  CLI::App* command =
+      app.add_subcommand("analyze", "Where did the step go? Reads recorded traces, needs no GPU.");
+  auto options = std::make_shared<Options>();
+  command
+      ->add_option("TRACE", options->traces,
+                   "PyTorch profiler traces (.json, .json.gz), Nsight Systems SQLite exports, or folders")
+      ->required();
+  command->add_flag("--json", options->json, "Print JSON (docs/analyze-schema.md) instead of tables");
+  command->add_option("--top", options->top, "Rows of the longer tables")->check(CLI::Range(1, 100000));
+  command
+      ->add_option("--comm-pattern", options->patterns,
+                   "Further communication kernels: a regular expression of their names, or REGEX=type; may "
+                   "be repeated")
+      ->allow_extra_args(false);
+  command->add_option("--what-if", options->what_if, "Replay with communication scaled, e.g. comm=0.52");
+  command->add_flag("--critical-path", options->critical_path, "Critical path also for large traces");
+  command->callback([options, exit_code] { *exit_code = run(*options); });
+}
+
+}  // namespace halfwire::cli
