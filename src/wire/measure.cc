@@ -1,5 +1,7 @@
 #include "wire/measure.h"
 
+#include <unistd.h>
+
 #include <algorithm>
 #include <chrono>
 #include <cmath>
@@ -213,9 +215,18 @@ Result<CodecRow> measureCodec(const CodecCase& c, const std::function<void(doubl
   const uint64_t packet_bytes = packetBytes(c.format, c.elements);
   const uint32_t packet_count = c.op == CodecOp::kReduce ? c.packets : 1;
   const uint64_t working_set = codecWorkingSet(c);
+  const uint64_t result_bytes = c.op == CodecOp::kDequantize ? element_bytes : packet_bytes;
+  const auto memory =
+      static_cast<double>(sysconf(_SC_PHYS_PAGES)) * static_cast<double>(sysconf(_SC_PAGESIZE));
+  const double needed = static_cast<double>(element_bytes + result_bytes + working_set) +
+                        static_cast<double>(packet_bytes) * static_cast<double>(packet_count);
+  if (needed > memory) {
+    return Status(StatusCode::kOutOfMemory,
+                  "The buffers of this case are larger than this machine's memory; use fewer elements.");
+  }
   const Buffer elements = makeBuffer(element_bytes);
   const Buffer packets = makeBuffer(packet_bytes * packet_count);
-  const Buffer result = makeBuffer(c.op == CodecOp::kDequantize ? element_bytes : packet_bytes);
+  const Buffer result = makeBuffer(result_bytes);
   const Buffer copy_from = makeBuffer(working_set / 2);
   const Buffer copy_to = makeBuffer(working_set / 2);
   if (!elements || !packets || !result || !copy_from || !copy_to) {

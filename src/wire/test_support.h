@@ -4,6 +4,8 @@
 
 #include <xmmintrin.h>
 
+#include <algorithm>
+#include <bit>
 #include <cstdint>
 #include <cstring>
 #include <random>
