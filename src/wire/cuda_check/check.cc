@@ -255,7 +255,7 @@ class Worker {
       for (const bool average : {false, true}) {
         for (const bool to_packet : {true, false}) {
           for (int source = 0; source < 2; ++source) {
-            const std::vector<uint64_t> sizes = {4096 * 2 + 8 * format.block, 1 + random_() % 9000};
+            const std::vector<uint64_t> sizes = {8192 + uint64_t{8} * format.block, 1 + random_() % 9000};
             const uint64_t n = sizes[random_() % 2];
             ReduceJob job;
             job.format = format;

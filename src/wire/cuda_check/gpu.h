@@ -10,6 +10,9 @@
 
 #include "device/cuda_driver.h"
 
+struct CUgraph_st;
+struct CUgraphExec_st;
+
 namespace halfwire::check {
 
 using cuda::CUcontext;
@@ -19,8 +22,8 @@ using cuda::CUfunction;
 using cuda::CUmodule;
 using cuda::CUresult;
 using cuda::CUstream;
-using CUgraph = struct CUgraph_st*;
-using CUgraphExec = struct CUgraphExec_st*;
+using CUgraph = ::CUgraph_st*;
+using CUgraphExec = ::CUgraphExec_st*;
 
 // Everything the program uses beyond cuda::Driver. Filled by openGpu().
 struct Gpu {

@@ -72,7 +72,7 @@ std::vector<Path> makePaths() {
   std::vector<Path> paths;
   for (const char* path : {"hardware", "software"}) {
     setenv("HALFWIRE_CODEC_PATH", path, 1);
-    Result<std::unique_ptr<Device>> device = makeCudaDevice();
+    Result<std::unique_ptr<Device>> device = makeCudaDevice(0);
     if (device.ok()) {
       paths.push_back({path, std::move(device).value()});
     } else {
