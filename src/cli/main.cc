@@ -19,12 +19,12 @@ std::string errorSentence(const CLI::App& app, const CLI::ParseError& error) {
   }
   std::string words = error.what();
   while (!words.empty() && (words.back() == '\n' || words.back() == '.')) words.pop_back();
-  if (error.get_name() == "ExtrasError" && !sub->remaining().empty()) {
+  if (dynamic_cast<const CLI::ExtrasError*>(&error) != nullptr && !sub->remaining().empty()) {
     words = fmt::format("'{}' is not known here{}", sub->remaining().front(),
                         where == "halfwire run" ? " (the program to run goes after --)" : "");
-  } else if (error.get_name() == "ArgumentMismatch") {
+  } else if (dynamic_cast<const CLI::ArgumentMismatch*>(&error) != nullptr) {
     words = fmt::format("{} needs a value", words.substr(0, words.find(':')));
-  } else if (error.get_name() == "RequiredError") {
+  } else if (dynamic_cast<const CLI::RequiredError*>(&error) != nullptr) {
     words = "a subcommand is missing";
   }
   return fmt::format("{}: {}: see {} --help", where, words, where);
