@@ -73,6 +73,26 @@ class JobPool : public std::enable_shared_from_this<JobPool> {
   std::vector<Node*> free_;
 };
 
+// Makes a device current while it lives: events and default streams belong to the current device, which is
+// another one where one thread drives several ranks.
+class DeviceScope {
+ public:
+  DeviceScope(const HalfwireHostEngine* engine, int device) : engine_(engine), caller_(device) {
+    if (engine_->getDevice(&caller_) != cudaSuccess || caller_ == device) return;
+    switched_ = engine_->setDevice(device) == cudaSuccess;
+  }
+  ~DeviceScope() {
+    if (switched_) (void)engine_->setDevice(caller_);
+  }
+  DeviceScope(const DeviceScope&) = delete;
+  DeviceScope& operator=(const DeviceScope&) = delete;
+
+ private:
+  const HalfwireHostEngine* engine_;
+  int caller_;
+  bool switched_ = false;
+};
+
 class HostDevice final : public Device {
  public:
   HostDevice(const HalfwireHostEngine* engine, int device)
@@ -80,13 +100,8 @@ class HostDevice final : public Device {
 
   Status allocate(size_t bytes, void** out) override {
     *out = nullptr;
-    int caller = device_;
-    if (Status status = check("cudaGetDevice", engine_->getDevice(&caller)); !status.ok()) return status;
-    if (caller != device_) {
-      if (Status status = check("cudaSetDevice", engine_->setDevice(device_)); !status.ok()) return status;
-    }
+    const DeviceScope scope(engine_, device_);
     const cudaError_t error = engine_->malloc(out, bytes);
-    if (caller != device_) (void)engine_->setDevice(caller);
     if (error == cudaErrorMemoryAllocation)
       return Status(StatusCode::kOutOfMemory,
                     "the host engine could not allocate " + std::to_string(bytes) + " bytes of scratch");
@@ -100,6 +115,7 @@ class HostDevice final : public Device {
   Status reduce(const ReduceJob& job, StreamHandle stream) override { return enqueue(job, stream); }
 
   Status createEvent(EventHandle* out) override {
+    const DeviceScope scope(engine_, device_);
     cudaEvent_t event = nullptr;
     const Status status =
         check("cudaEventCreateWithFlags", engine_->eventCreate(&event, cudaEventDisableTiming));
@@ -112,11 +128,13 @@ class HostDevice final : public Device {
   }
 
   Status recordEvent(EventHandle event, StreamHandle stream) override {
+    const DeviceScope scope(engine_, device_);
     return check("cudaEventRecord",
                  engine_->eventRecord(static_cast<cudaEvent_t>(event), static_cast<cudaStream_t>(stream)));
   }
 
   Status waitEvent(StreamHandle stream, EventHandle event) override {
+    const DeviceScope scope(engine_, device_);
     return check("cudaStreamWaitEvent", engine_->streamWaitEvent(static_cast<cudaStream_t>(stream),
                                                                  static_cast<cudaEvent_t>(event), 0));
   }
@@ -127,6 +145,7 @@ class HostDevice final : public Device {
 
   Status capturing(StreamHandle stream, bool* out) override {
     *out = false;
+    const DeviceScope scope(engine_, device_);
     cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
     const Status status = check("cudaStreamIsCapturing",
                                 engine_->streamIsCapturing(static_cast<cudaStream_t>(stream), &capture));
@@ -154,6 +173,7 @@ class HostDevice final : public Device {
   template <class T>
   Status enqueue(const T& job, StreamHandle stream) {
     if (Status status = checkJob(job); !status.ok()) return status;
+    const DeviceScope scope(engine_, device_);
     JobPool::Node* node = pool_->take(job);
     const cudaError_t error = engine_->launchHostFunc(static_cast<cudaStream_t>(stream), &JobPool::run, node);
     if (error == cudaSuccess) return {};
