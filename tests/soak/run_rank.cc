@@ -294,7 +294,7 @@ class RankRun {
       if (comm == nullptr) continue;
       ncclResult_t error = ncclSuccess;
       CHECK_NCCL(ncclCommGetAsyncError(comm, &error));
-      if (error != ncclSuccess) RANK_FAIL("asynchronous error " + std::to_string(error));
+      if (error != ncclSuccess) RANK_FAIL("asynchronous error " + std::to_string(error) + ": " + ncclGetLastError(comm));
     }
     const std::string errors = findings_.errors();
     destroy();

@@ -14,7 +14,6 @@
 namespace halfwire::soak {
 namespace {
 
-constexpr double kHangSeconds = 60;
 constexpr double kErrorSeconds = 5;
 
 struct Options {
@@ -26,8 +25,10 @@ struct Options {
   bool print = false;
   bool verbose = false;
   bool bare = false;
+  double hang_s = 60;
   int compare_every = 4;
   std::string library;
+  std::vector<std::string> set;
 };
 
 using Hashes = std::map<int, uint64_t>;
@@ -83,7 +84,11 @@ class Soak {
     launch.preload = library;
     launch.library = options_.library;
     launch.env = {program.settings.begin(), program.settings.end()};
-    launch.timeout_s = kHangSeconds;
+    for (const std::string& text : options_.set) {
+      const size_t equals = text.find('=');
+      launch.env[text.substr(0, equals)] = equals == std::string::npos ? "" : text.substr(equals + 1);
+    }
+    launch.timeout_s = options_.hang_s;
     launch.args = {std::to_string(program.seed), std::to_string(options_.ranks),
                    options_.kill ? "kill" : "run", library ? "library" : "bare"};
     if (options_.kill && program.kill_timed) {
@@ -201,6 +206,8 @@ int main(int argc, char** argv) {
   app.add_option("--compare-every", options.compare_every,
                  "compare every n-th program's passing calls with a run without the library")
       ->check(CLI::PositiveNumber);
+  app.add_option("--hang", options.hang_s, "seconds after which a program counts as hung")->check(CLI::PositiveNumber);
+  app.add_option("--set", options.set, "NAME=VALUE: a variable of the ranks' environment other than the program's own");
   app.add_option("--library", options.library, "the libhalfwire.so to test");
   CLI11_PARSE(app, argc, argv);
   return halfwire::soak::runSoak(options);
