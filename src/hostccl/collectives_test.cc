@@ -510,6 +510,10 @@ TEST(EmulatedLink, CostsWhatTheRateSays) {
         }
         if (self.rank == 0) {
           EXPECT_LT(incast, 1.05) << "three senders shared one receiver's link";
+          // The senders have left by now; what they sent before must not have been cut short.
+          ncclResult_t state = ncclSystemError;
+          OK(ncclCommGetAsyncError(comm, &state));
+          EXPECT_EQ(state, ncclSuccess);
         }
         OK(ncclCommDestroy(comm));
       },

@@ -213,14 +213,23 @@ Outcome Communicator::launch(cudaStream_t stream, std::vector<CollectiveCall> co
   const auto body = [](void* argument) {
     std::unique_ptr<Job> job(static_cast<Job*>(argument));
     // After an error queued work only drains.
-    for (const CollectiveCall& call : job->collectives) {
-      if (job->mesh->error().ok()) run(*job->mesh, call);
+    try {
+      for (const CollectiveCall& call : job->collectives) {
+        if (job->mesh->error().ok()) run(*job->mesh, call);
+      }
+      if (!job->messages.empty() && job->mesh->error().ok()) run(*job->mesh, job->messages);
+    } catch (const std::exception& e) {
+      job->mesh->fail({ncclSystemError, std::string("an operation failed: ") + e.what()});
     }
-    if (!job->messages.empty() && job->mesh->error().ok()) run(*job->mesh, job->messages);
     Communicator& communicator = *job->communicator;
-    std::lock_guard lock(communicator.mutex_);
-    --communicator.queued_;
-    communicator.idle_.notify_all();
+    Service* const service = communicator.service_;
+    {
+      std::lock_guard lock(communicator.mutex_);
+      --communicator.queued_;
+      communicator.idle_.notify_all();
+    }
+    // A communicator destroys its event, which a host function must not do: the last one to know it passes it on.
+    if (job->communicator.use_count() == 1) service->post([last = std::move(job->communicator)] {});
   };
   const cudaError_t error = engine().launchHostFunc(stream, body, job);
   if (error == cudaSuccess) return {};

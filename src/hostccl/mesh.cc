@@ -59,6 +59,10 @@ std::string firstLine(const char* text) {
   return all.substr(0, all.find('\n'));
 }
 
+Outcome brokenLink(int peer, const char* why) {
+  return {ncclRemoteError, "the link to rank " + std::to_string(peer) + " broke: " + firstLine(why)};
+}
+
 }  // namespace
 
 // A Gloo pair on a socket that is connected and has proved who is behind it. Gloo opens a listening socket
@@ -80,7 +84,14 @@ class LinkPair final : public tcp::Pair {
     rx_ = tcp::Op();
     fd_ = fd;
     adopted_ = true;
-    handleConnected();
+    try {
+      handleConnected();
+    } catch (...) {
+      // The peer may be gone already. Gloo would take the socket for a registered one and end the process.
+      ::close(fd_);
+      fd_ = -1;
+      throw;
+    }
   }
 
   // Ends the connection after the bytes that were written; close() would discard them.
@@ -203,8 +214,7 @@ struct Mesh::Links {
   std::shared_ptr<LinkContext> context;
 };
 
-Message::Message(Mesh* mesh, int peer, bool sends, bool control)
-    : mesh_(mesh), peer_(peer), sends_(sends), control_(control) {}
+Message::Message(Mesh* mesh, int peer, bool sends) : mesh_(mesh), peer_(peer), sends_(sends) {}
 
 Message::~Message() {
   {
@@ -219,8 +229,7 @@ bool Message::wait() {
   try {
     return sends_ ? buffer_->waitSend(kNever) : buffer_->waitRecv(kNever);
   } catch (const std::exception& e) {
-    mesh_->fail(
-        {ncclRemoteError, "the link to rank " + std::to_string(peer_) + " broke: " + firstLine(e.what())});
+    mesh_->fail(brokenLink(peer_, e.what()));
     return false;
   }
 }
@@ -306,12 +315,14 @@ std::unique_ptr<Message> Mesh::receive(int peer, uint64_t slot, void* data, size
 }
 
 std::unique_ptr<Message> Mesh::post(int peer, uint64_t slot, void* data, size_t bytes, bool sends) {
-  std::unique_ptr<Message> message(new Message(this, peer, sends, slot < kFirstSlot));
+  std::unique_ptr<Message> message(new Message(this, peer, sends));
   message->buffer_ = links_->context->createUnboundBuffer(data, bytes);
+  const bool control = slot < kFirstSlot;  // a farewell that cannot be said any more is no failure
   {
     std::lock_guard lock(mutex_);
     if (!error_.ok()) return nullptr;
     if (peers_[static_cast<size_t>(peer)].closed) {
+      if (control) return nullptr;
       failLocked({ncclRemoteError, "rank " + std::to_string(peer) +
                                        " has destroyed its communicator while this rank still uses it"});
       return nullptr;
@@ -325,7 +336,7 @@ std::unique_ptr<Message> Mesh::post(int peer, uint64_t slot, void* data, size_t 
       message->buffer_->recv(peer, slot, 0, bytes);
     }
   } catch (const std::exception& e) {
-    fail({ncclRemoteError, "the link to rank " + std::to_string(peer) + " broke: " + firstLine(e.what())});
+    if (!control) fail(brokenLink(peer, e.what()));
     return nullptr;
   }
   return message;
@@ -389,16 +400,10 @@ void Mesh::onClosed(int peer_rank, const std::string& why) {
   Peer& peer = peers_[static_cast<size_t>(peer_rank)];
   peer.closed = true;
   changed_.notify_all();
-  if (leaving_) return;
-  if (!peer.left) {
+  // Who said farewell has sent all it had to; whatever still waits for it learns from Gloo that the link is
+  // closed.
+  if (!leaving_ && !peer.left) {
     failLocked({ncclRemoteError, "rank " + std::to_string(peer_rank) + " is gone: " + why});
-    return;
-  }
-  for (const Message* message : pending_) {
-    if (message->peer_ != peer_rank || message->control_) continue;
-    failLocked({ncclRemoteError, "rank " + std::to_string(peer_rank) +
-                                     " has destroyed its communicator while this rank still uses it"});
-    return;
   }
 }
 

@@ -39,12 +39,11 @@ class Message {
 
  private:
   friend class Mesh;
-  Message(Mesh* mesh, int peer, bool sends, bool control);
+  Message(Mesh* mesh, int peer, bool sends);
 
   Mesh* const mesh_;
   const int peer_;
   const bool sends_;
-  const bool control_;  // farewells, whose end is no loss
   std::unique_ptr<gloo::transport::UnboundBuffer> buffer_;
 };
 

@@ -415,9 +415,10 @@ const char* ncclGetErrorString(ncclResult_t result) {
 
 const char* ncclGetLastError(ncclComm_t comm) {
   try {
-    // The thread's last error, or why the communicator failed if the thread has seen none.
+    // Why the communicator failed, if it did; otherwise the thread's last error.
     const std::shared_ptr<Communicator> communicator = comm != nullptr ? find(comm) : nullptr;
-    if (communicator && lastError().empty()) lastError() = communicator->asyncError().text;
+    const Outcome failure = communicator ? communicator->asyncError() : Outcome{};
+    if (!failure.ok()) lastError() = failure.text;
   } catch (...) {
   }
   return lastError().c_str();
