@@ -11,36 +11,12 @@ Status cuda(cudaError_t error, const char* what) {
   return {StatusCode::kInternal, std::string(what) + ": " + cudaGetErrorString(error)};
 }
 
-template <class Job, void (*Run)(const Job&)>
-Status enqueueJob(const Job& job, cudaStream_t stream) {
-  auto* copy = new Job(job);
-  const cudaError_t error = cudaLaunchHostFunc(
-      stream,
-      [](void* argument) {
-        const auto* j = static_cast<const Job*>(argument);
-        Run(*j);
-        delete j;
-      },
-      copy);
-  if (error != cudaSuccess) delete copy;
-  return cuda(error, "cannot enqueue a codec job");
-}
-
 }  // namespace
 
-Status enqueue(const QuantizeJob& job, cudaStream_t stream) {
-  return enqueueJob<QuantizeJob, host::quantize>(job, stream);
-}
-Status enqueue(const DequantizeJob& job, cudaStream_t stream) {
-  return enqueueJob<DequantizeJob, host::dequantize>(job, stream);
-}
-Status enqueue(const ReduceJob& job, cudaStream_t stream) {
-  return enqueueJob<ReduceJob, host::reduce>(job, stream);
-}
-
-Result<Ring> Ring::create(const WireFormat& format, DataType type, uint32_t rank, uint32_t ranks,
-                          uint64_t elements) {
+Result<Ring> Ring::create(Device* device, const WireFormat& format, DataType type, uint32_t rank,
+                          uint32_t ranks, uint64_t elements) {
   Ring ring;
+  ring.device_ = device;
   ring.format_ = format;
   ring.type_ = type;
   ring.rank_ = rank;
@@ -57,7 +33,8 @@ Result<Ring> Ring::create(const WireFormat& format, DataType type, uint32_t rank
 }
 
 Ring::Ring(Ring&& o) noexcept
-    : format_(o.format_),
+    : device_(o.device_),
+      format_(o.format_),
       type_(o.type_),
       rank_(o.rank_),
       ranks_(o.ranks_),
@@ -105,7 +82,7 @@ Status Ring::allReduce(const void* in, void* out, uint64_t elements, bool codec,
     quantize.segment_elements = shard;
     quantize.out = own_;
     quantize.out_pitch = pitch;
-    if (Status s = enqueue(quantize, stream); !s.ok()) return s;
+    if (Status s = device_->quantize(quantize, stream); !s.ok()) return s;
   }
   // Sums: after step s this rank holds the sum of s + 2 ranks for the shard s + 1 before its own.
   const char* source = own_ + rank_ * pitch;
@@ -125,7 +102,7 @@ Status Ring::allReduce(const void* in, void* out, uint64_t elements, bool codec,
       reduce.own_index = 1;
       reduce.elements = length(shard_in);
       reduce.out = sum;
-      if (Status s = enqueue(reduce, stream); !s.ok()) return s;
+      if (Status s = device_->reduce(reduce, stream); !s.ok()) return s;
     }
     source = sum;
   }
@@ -147,7 +124,7 @@ Status Ring::allReduce(const void* in, void* out, uint64_t elements, bool codec,
   dequantize.out = out;
   dequantize.out_pitch = shard;
   dequantize.out_total = elements;
-  return enqueue(dequantize, stream);
+  return device_->dequantize(dequantize, stream);
 }
 
 }  // namespace halfwire::bench

@@ -8,20 +8,15 @@
 #include "abi/cuda_runtime.h"
 #include "abi/nccl.h"
 #include "base/status.h"
-#include "wire/codec.h"
+#include "device/device.h"
 
 namespace halfwire::bench {
 
-// Runs `job` on the stream as the library's host device does.
-Status enqueue(const QuantizeJob& job, cudaStream_t stream);
-Status enqueue(const DequantizeJob& job, cudaStream_t stream);
-Status enqueue(const ReduceJob& job, cudaStream_t stream);
-
 class Ring {
  public:
-  // Buffers for messages of up to `elements` elements.
-  static Result<Ring> create(const WireFormat& format, DataType type, uint32_t rank, uint32_t ranks,
-                             uint64_t elements);
+  // Buffers for messages of up to `elements` elements. `device` runs the codec and must outlive the ring.
+  static Result<Ring> create(Device* device, const WireFormat& format, DataType type, uint32_t rank,
+                             uint32_t ranks, uint64_t elements);
   Ring(Ring&& other) noexcept;
   Ring& operator=(Ring&&) = delete;
   ~Ring();
@@ -33,6 +28,7 @@ class Ring {
  private:
   Ring() = default;
 
+  Device* device_ = nullptr;
   WireFormat format_;
   DataType type_ = DataType::kBf16;
   uint32_t rank_ = 0;

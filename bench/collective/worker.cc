@@ -1,6 +1,6 @@
 // One rank of `halfwire bench collective`, started by it with libhalfwire.so preloaded. NCCL's public names
 // are compressed then, their pncclX twins are not: so exact, compressed and bare-packet collectives alternate
-// in one run over the same links. Usage: halfwire-bench-host CONFIG.json RESULT.json; rank 0 writes the
+// in one run over the same links. Usage: halfwire-bench-ENGINE CONFIG.json RESULT.json; rank 0 writes the
 // result.
 #include <fmt/format.h>
 #include <unistd.h>
@@ -16,9 +16,9 @@
 #include <vector>
 
 #include "abi/cuda_runtime.h"
-#include "abi/host_engine.h"
 #include "abi/nccl.h"
 #include "data.h"
+#include "engine.h"
 #include "launch/rendezvous.h"
 #include "policy/policy.h"
 #include "policy/run_log_json.h"
@@ -34,10 +34,11 @@ struct Config {
   int repeat = 5;
   WireFormat format;
   uint64_t chunk_bytes = 0;
+  bool share_gpu = false;
 };
 
 [[noreturn]] void die(const std::string& what) {
-  fmt::print(stderr, "halfwire-bench-host: {}\n", what);
+  fmt::print(stderr, "halfwire-bench-{}: {}\n", engineName(), what);
   std::exit(1);
 }
 
@@ -62,6 +63,14 @@ class Buffer {
   Buffer& operator=(const Buffer&) = delete;
   char* get() const { return static_cast<char*>(data_); }
 
+  // Between host memory and this buffer, whose memory the host need not reach.
+  void upload(const void* from, uint64_t bytes, uint64_t offset = 0) {
+    check(cudaMemcpy(get() + offset, from, bytes, cudaMemcpyHostToDevice), "cannot copy to the buffers");
+  }
+  void download(void* to, uint64_t bytes, uint64_t offset = 0) const {
+    check(cudaMemcpy(to, get() + offset, bytes, cudaMemcpyDeviceToHost), "cannot copy from the buffers");
+  }
+
  private:
   void* data_ = nullptr;
 };
@@ -79,6 +88,7 @@ Config readConfig(const char* path) {
   c.format.scale = static_cast<ScaleFormat>(json.at("scale").get<int>());
   c.format.block = json.at("block").get<uint16_t>();
   c.chunk_bytes = json.at("chunk_bytes").get<uint64_t>();
+  c.share_gpu = json.at("share_gpu").get<bool>();
   return c;
 }
 
@@ -96,11 +106,12 @@ class Control {
   template <class T>
   std::vector<T> reduce(std::vector<T> values, ncclDataType_t type, ncclRedOp_t op) {
     if (values.size() * sizeof(T) > 64) die("too many values");
-    std::copy(values.begin(), values.end(), reinterpret_cast<T*>(values_.get()));
+    const uint64_t bytes = values.size() * sizeof(T);
+    values_.upload(values.data(), bytes);
     check(pncclAllReduce(values_.get(), values_.get(), values.size(), type, op, comm_, stream_),
           "cannot exchange results");
     check(cudaStreamSynchronize(stream_), "cannot exchange results");
-    std::copy_n(reinterpret_cast<const T*>(values_.get()), values.size(), values.begin());
+    values_.download(values.data(), bytes);
     return values;
   }
   double sum(double v) { return reduce<double>({v}, ncclFloat64, ncclSum)[0]; }
@@ -114,12 +125,12 @@ class Control {
   ncclComm_t newCommunicator() {
     ncclUniqueId id{};
     if (info_.rank == 0) check(ncclGetUniqueId(&id), "cannot make an id");
-    const Buffer bytes(sizeof id.internal);
-    std::copy_n(id.internal, sizeof id.internal, bytes.get());
+    Buffer bytes(sizeof id.internal);
+    bytes.upload(id.internal, sizeof id.internal);
     check(pncclBroadcast(bytes.get(), bytes.get(), sizeof id.internal, ncclUint8, 0, comm_, stream_),
           "cannot share an id");
     check(cudaStreamSynchronize(stream_), "cannot share an id");
-    std::copy_n(bytes.get(), sizeof id.internal, id.internal);
+    bytes.download(id.internal, sizeof id.internal);
     ncclComm_t comm = nullptr;
     check(ncclCommInitRank(&comm, info_.ranks, id, info_.rank), "cannot make a communicator");
     return comm;
@@ -135,7 +146,7 @@ class Control {
 
 // Counters of this process's compressed calls on its communicator number `index`.
 struct Counters {
-  uint64_t calls = 0, launches = 0, host_ns = 0;
+  uint64_t calls = 0, launches = 0, host_ns = 0, bytes_ring = 0, bytes_sent = 0;
 };
 Counters countersOf(size_t index) {
   Counters c;
@@ -149,6 +160,8 @@ Counters countersOf(size_t index) {
       c.calls += call.calls;
       c.launches += call.launches;
       c.host_ns += call.host_ns;
+      c.bytes_ring += call.bytes_ring;
+      c.bytes_sent += call.bytes_sent;
     }
   }
   return c;
@@ -157,11 +170,12 @@ Counters countersOf(size_t index) {
 // Everything about one message size.
 class Case {
  public:
-  Case(const Config& config, const RankInfo& info, Control& control, ncclComm_t comm, cudaStream_t stream,
-       uint64_t bytes)
+  Case(const Config& config, const RankInfo& info, Control& control, Device* device, ncclComm_t comm,
+       cudaStream_t stream, uint64_t bytes)
       : config_(config),
         info_(info),
         control_(control),
+        device_(device),
         comm_(comm),
         stream_(stream),
         ranks_(static_cast<uint32_t>(info.ranks)),
@@ -173,7 +187,12 @@ class Case {
         out_(recv_elements_ * size_),
         packets_out_(pass().packet * ranks_),
         packets_in_(pass().packet * ranks_) {
-    fillNormal(type(), static_cast<uint32_t>(info.rank), 0, send_elements_, in_.get());
+    std::vector<char> values(std::min(send_elements_, kStep) * size_);
+    for (uint64_t at = 0; at < send_elements_; at += kStep) {
+      const uint64_t n = std::min(kStep, send_elements_ - at);
+      fillNormal(type(), static_cast<uint32_t>(info.rank), at, n, values.data());
+      in_.upload(values.data(), n * size_, at * size_);
+    }
   }
 
   uint64_t messageBytes() const { return std::max(send_elements_, recv_elements_) * size_; }
@@ -225,21 +244,25 @@ class Case {
 
   void ring(bool codec) {
     if (!ring_) {
-      auto made = Ring::create(config_.format, type(), static_cast<uint32_t>(info_.rank), ranks_, count_);
+      auto made =
+          Ring::create(device_, config_.format, type(), static_cast<uint32_t>(info_.rank), ranks_, count_);
       check(made.status());
       ring_.emplace(std::move(made).value());
     }
     check(ring_->allReduce(in_.get(), out_.get(), count_, codec, comm_, stream_));
   }
 
-  uint64_t resultHash() const { return hashBytes(out_.get(), recv_elements_ * size_); }
+  uint64_t resultHash() const {
+    std::vector<char> result(recv_elements_ * size_);
+    out_.download(result.data(), result.size());
+    return hashBytes(result.data(), result.size());
+  }
 
   // Root of the summed squares of (result - exact) over that of exact, the sums in fp64. Collective.
   double relativeRms() {
     // Ranks with the same result need not all compare it.
     const bool mine = config_.op == CollectiveOp::kReduceScatter || info_.rank == 0;
     double error = 0, total = 0;
-    constexpr uint64_t kStep = 1 << 16;
     std::vector<char> raw(kStep * size_);
     std::vector<double> value(kStep), want(kStep), got(kStep);
     for (uint64_t at = 0; mine && at < recv_elements_; at += kStep) {
@@ -261,7 +284,8 @@ class Case {
             config_.op == CollectiveOp::kReduceScatter ? static_cast<uint64_t>(info_.rank) * count_ : 0;
         for (uint32_t rank = 0; rank < ranks_; ++rank) add(rank, first + at, n, want.data());
       }
-      toDouble(type(), out_.get() + at * size_, n, got.data());
+      out_.download(raw.data(), n * size_, at * size_);
+      toDouble(type(), raw.data(), n, got.data());
       for (uint64_t i = 0; i < n; ++i) {
         error += (got[i] - want[i]) * (got[i] - want[i]);
         total += want[i] * want[i];
@@ -322,9 +346,12 @@ class Case {
     check(pncclGroupEnd(), "cannot exchange packets");
   }
 
+  static constexpr uint64_t kStep = 1 << 16;  // elements made or compared at a time
+
   const Config& config_;
   const RankInfo& info_;
   Control& control_;
+  Device* device_;
   ncclComm_t comm_;
   cudaStream_t stream_;
   uint32_t ranks_;
@@ -352,10 +379,34 @@ nlohmann::ordered_json spread(const std::vector<double>& v) {
   return {*std::min_element(v.begin(), v.end()), *std::max_element(v.begin(), v.end())};
 }
 
+// Ratios of what ran side by side.
+std::vector<double> ratios(const std::vector<double>& a, const std::vector<double>& b) {
+  std::vector<double> r;
+  for (size_t i = 0; i < a.size(); ++i) r.push_back(a[i] / b[i]);
+  return r;
+}
+
+// The 95 % confidence interval of a median from order statistics (normal approximation of the binomial; the
+// whole range below 6 values, where no such interval exists).
+nlohmann::ordered_json medianInterval(std::vector<double> v) {
+  if (v.size() < 6) return spread(v);
+  std::sort(v.begin(), v.end());
+  const auto n = static_cast<double>(v.size());
+  const double half = 1.96 * std::sqrt(n) / 2;
+  const auto low = static_cast<size_t>(std::max(0.0, std::floor(n / 2 - half)));
+  const auto high = std::min(v.size() - 1, static_cast<size_t>(std::ceil(n / 2 + half)));
+  return {v[low], v[high]};
+}
+
 class Bench {
  public:
   Bench(const Config& config, const RankInfo& info) : config_(config), info_(info), control_(info) {
     check(cudaStreamCreate(&stream_), "no stream");
+    int ordinal = 0;
+    check(cudaGetDevice(&ordinal), "no device");
+    auto device = makeDevice(ordinal);
+    check(device.status());
+    device_ = std::move(device).value();
   }
 
   nlohmann::ordered_json run() {
@@ -377,19 +428,19 @@ class Bench {
   void time(Work&& work, Measured* m) {
     check(cudaStreamSynchronize(stream_), "the stream failed");
     control_.barrier();
-    const uint64_t sent = halfwire_host_egress_bytes();
+    const uint64_t sent = egressBytes();
     const double begin = now();
     work();
     check(cudaStreamSynchronize(stream_), "the stream failed");
     const double end = now();
-    const uint64_t bytes = halfwire_host_egress_bytes() - sent;
+    const uint64_t bytes = egressBytes() - sent;
     const auto all = control_.reduce<double>({end, -begin, static_cast<double>(bytes)}, ncclFloat64, ncclMax);
     m->us.push_back(all[0] + all[1]);
     m->bytes = std::max(m->bytes, all[2]);
   }
 
   std::vector<nlohmann::ordered_json> measureSize(size_t index, ncclComm_t comm, uint64_t bytes) {
-    Case c(config_, info_, control_, comm, stream_, bytes);
+    Case c(config_, info_, control_, device_.get(), comm, stream_, bytes);
     const bool with_ring = config_.op == CollectiveOp::kAllReduce && info_.ranks > 2;
     // Once each unmeasured: connections, first use of the memory.
     Measured ignored;
@@ -422,14 +473,22 @@ class Bench {
     after.calls -= before.calls;
     after.launches -= before.launches;
     after.host_ns -= before.host_ns;
+    after.bytes_ring -= before.bytes_ring;
+    after.bytes_sent -= before.bytes_sent;
     if (after.calls != static_cast<uint64_t>(config_.repeat)) {
       die(fmt::format("{} of {} calls were compressed: the preloaded library did not do its work",
                       after.calls, config_.repeat));
     }
 
+    // Where the engine does not count bytes, the library's own counters do.
+    if (exact.bytes == 0) {
+      exact.bytes = static_cast<double>(after.bytes_ring) / config_.repeat;
+      wire.bytes = ring.bytes = control_.max(static_cast<double>(after.bytes_sent) / config_.repeat);
+    }
+
     const auto row = [&](const char* algorithm, const Measured& w, const Measured& p, double error,
                          bool identical, double launches, double host_us) {
-      return nlohmann::ordered_json{{"engine", "host"},
+      return nlohmann::ordered_json{{"engine", engineName()},
                                     {"op", opName(config_.op)},
                                     {"algorithm", algorithm},
                                     {"type", dataTypeName(config_.type)},
@@ -445,6 +504,9 @@ class Bench {
                                     {"identical", identical},
                                     {"launches", launches},
                                     {"host_us", host_us},
+                                    {"speedup_ci95", medianInterval(ratios(exact.us, w.us))},
+                                    {"wire_over_packet", median(ratios(w.us, p.us))},
+                                    {"wire_over_packet_ci95", medianInterval(ratios(w.us, p.us))},
                                     {"exact_us_range", spread(exact.us)},
                                     {"wire_us_range", spread(w.us)},
                                     {"packet_us_range", spread(p.us)}};
@@ -470,8 +532,18 @@ class Bench {
   const Config& config_;
   const RankInfo& info_;
   Control control_;
+  std::unique_ptr<Device> device_;
   cudaStream_t stream_ = nullptr;
 };
+
+// NCCL refuses two ranks on one GPU of one host: ranks that name different hosts talk through sockets.
+void prepareSharedGpu(int rank) {
+  setenv("NCCL_HOSTID", fmt::format("rank{}", rank).c_str(), 0);
+  setenv("NCCL_SOCKET_IFNAME", "lo", 0);
+  setenv("NCCL_IB_DISABLE", "1", 0);
+  setenv("NCCL_SOCKET_NTHREADS", "2", 0);
+  setenv("NCCL_NSOCKS_PERTHREAD", "2", 0);
+}
 
 }  // namespace
 }  // namespace halfwire::bench
@@ -479,10 +551,16 @@ class Bench {
 int main(int argc, char** argv) {
   using namespace halfwire::bench;
   if (argc != 3)
-    die("usage: halfwire-bench-host CONFIG.json RESULT.json (`halfwire bench collective` starts it)");
+    die(fmt::format(
+        "usage: halfwire-bench-{} CONFIG.json RESULT.json (`halfwire bench collective` starts it)",
+        engineName()));
   const Config config = readConfig(argv[1]);
   const auto info = halfwire::readRankInfo();
   if (!info.ok()) die(info.status().message());
+  if (config.share_gpu) prepareSharedGpu(info.value().rank);
+  const char* local = std::getenv("LOCAL_RANK");
+  const int device = local != nullptr ? std::atoi(local) : info.value().rank;
+  check(cudaSetDevice(config.share_gpu ? 0 : device), "cannot use the device");
   Bench bench(config, info.value());
   const auto rows = bench.run();
   if (info.value().rank != 0) return 0;

@@ -217,15 +217,18 @@ struct CollectiveOptions {
   std::string engine = "host", ranks = "4", link = "1Gbit", op = "allreduce", type = "bf16", repeat = "5";
   std::vector<std::string> bytes = {"1MiB", "4MiB", "16MiB"};
   std::string format = "e4m3", block = "128", scale = "fp32", chunk = "32MiB";
+  bool share_gpu = false;
   bool json = false;
 };
 
 // What the worker reads.
 Result<ordered_json> workerConfig(const CollectiveOptions& o, int64_t ranks) {
-  if (o.engine != "host") {
-    return Status(
-        StatusCode::kInvalidArgument,
-        fmt::format("--engine '{}' is not valid: use host, the engine for machines without GPUs", o.engine));
+  if (o.engine != "host" && o.engine != "nccl") {
+    return Status(StatusCode::kInvalidArgument,
+                  fmt::format("--engine '{}' is not valid: use host (no GPU needed) or nccl", o.engine));
+  }
+  if (o.share_gpu && o.engine != "nccl") {
+    return Status(StatusCode::kInvalidArgument, "--share-gpu is for --engine nccl");
   }
   const auto op = choose("--op", o.op, kCollectives);
   if (!op.ok()) return op.status();
@@ -263,7 +266,8 @@ Result<ordered_json> workerConfig(const CollectiveOptions& o, int64_t ranks) {
                       {"format", static_cast<int>(format.value())},
                       {"scale", static_cast<int>(scale.value())},
                       {"block", block.value()},
-                      {"chunk_bytes", chunk.value()}};
+                      {"chunk_bytes", chunk.value()},
+                      {"share_gpu", o.share_gpu}};
 }
 
 class TemporaryFolder {
@@ -301,11 +305,12 @@ int benchCollective(const CollectiveOptions& o) {
   if (!library.ok()) return refuse("collective", library.status());
   std::error_code error;
   const std::filesystem::path worker =
-      std::filesystem::read_symlink("/proc/self/exe", error).parent_path() / "halfwire-bench-host";
+      std::filesystem::read_symlink("/proc/self/exe", error).parent_path() / ("halfwire-bench-" + o.engine);
   if (access(worker.c_str(), X_OK) != 0) {
     return refuse("collective",
                   {StatusCode::kUnavailable,
-                   fmt::format("cannot run {}: build it (`scripts/build.sh test`)", worker.string())});
+                   fmt::format("cannot run {}: build it (`scripts/build.sh test`{})", worker.string(),
+                               o.engine == "nccl" ? ", where nvcc and NCCL are installed" : "")});
   }
   const TemporaryFolder folder;
   if (folder.path().empty()) {
@@ -331,7 +336,8 @@ int benchCollective(const CollectiveOptions& o) {
       {"HALFWIRE_CHUNK_BYTES", std::to_string(config.value()["chunk_bytes"].get<uint64_t>())},
       {"HALFWIRE_LOG_DIR", folder.path()}};
   for (const auto& [name, value] : variables) setVariable(&environment, name, value);
-  if (!o.link.empty() && o.link != "none") setVariable(&environment, "HALFWIRE_HOST_LINK", o.link);
+  if (o.engine == "host" && !o.link.empty() && o.link != "none")
+    setVariable(&environment, "HALFWIRE_HOST_LINK", o.link);
   if (Status status = checkPreload(environment, library.value()); !status.ok())
     return refuse("collective", status);
   if (const auto settings = readSettings([&](const char* name) { return findVariable(environment, name); });
@@ -368,8 +374,10 @@ int benchCollective(const CollectiveOptions& o) {
     printJson(rows);
     return 0;
   }
-  fmt::print("{}; {} ranks, host engine, link {}, {}/{}/{}\n", machine(), ranks.value(), o.link, o.format,
-             o.block, o.scale);
+  fmt::print("{}; {} ranks, {}, {}/{}/{}\n", machine(), ranks.value(),
+             o.engine == "host" ? fmt::format("host engine, link {}", o.link)
+                                : std::string(o.share_gpu ? "NCCL, one GPU shared" : "NCCL"),
+             o.format, o.block, o.scale);
   fmt::print("{:<13} {:<10} {:>8}  {:>9}  {:>9}  {:>9}  {:>7}  {:>9}  {:>6}  {:>9}  {:>9}  {:>8}  {:>7}\n",
              "op", "algorithm", "bytes", "exact us", "wire us", "packet us", "speedup", "of bound", "bytes",
              "rel rms", "identical", "launches", "host us");
@@ -427,7 +435,7 @@ void addBenchCommand(CLI::App& app, int* exit_code) {
     sub->add_option(name, to, help)->type_name(type)->default_str("");
   };
   text(k, "--engine", collective->engine, "ENGINE",
-       "host: NCCL's interface over TCP, no GPU needed (default: host)");
+       "host: NCCL's interface over TCP, no GPU needed; nccl: the real one (default: host)");
   text(k, "-n", collective->ranks, "RANKS", "ranks on this machine, 2 to 32 (default: 4)");
   text(k, "--link", collective->link, "RATE", "rate of each rank's emulated link, or none (default: 1Gbit)");
   list(k, "--bytes", collective->bytes, "LIST", "message sizes (default: 1MiB,4MiB,16MiB)");
@@ -439,6 +447,7 @@ void addBenchCommand(CLI::App& app, int* exit_code) {
   text(k, "--chunk-bytes", collective->chunk, "SIZE",
        "bytes of a message in one pass through the scratch (default: 32MiB)");
   text(k, "--repeat", collective->repeat, "N", "repetitions of each, alternating (default: 5)");
+  k->add_flag("--share-gpu", collective->share_gpu, "with --engine nccl: all ranks on GPU 0");
   k->add_flag("--json", collective->json, "one JSON object with rows");
   k->footer(
       "Examples:\n  halfwire bench collective -n 4 --link 1Gbit\n"
