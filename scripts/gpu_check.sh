@@ -10,7 +10,9 @@ results=${2:?usage: scripts/gpu_check.sh BUILD_DIR RESULTS_DIR PART...}
 shift 2
 build=$(cd "$build" && pwd)
 mkdir -p "$results"
-export LD_LIBRARY_PATH=$build/lib:${LD_LIBRARY_PATH:-}
+# PyTorch's wheels bring NCCL in a folder of their own.
+nccl=$(python3 -c 'import nvidia.nccl; print(list(nvidia.nccl.__path__)[0] + "/lib")' 2>/dev/null || true)
+export LD_LIBRARY_PATH=$build/lib:$nccl:${LD_LIBRARY_PATH:-}
 halfwire=$build/bin/halfwire
 shared=examples/pytorch/shared_gpu.sh
 failed=0
@@ -56,8 +58,10 @@ for part in "$@"; do
       done ;;
     collective)
       for n in 2 4 8; do
-        LINES_SHOWN=20 step "collective-$n" 300 "$shared" "$halfwire" bench collective --engine nccl --share-gpu -n "$n" \
+        LINES_SHOWN=1 step "collective-$n" 200 "$shared" "$halfwire" bench collective --engine nccl --share-gpu -n "$n" \
           --bytes 1MiB,4MiB,16MiB,64MiB --repeat 30 --json
+        cp "$results/collective-$n.log" "$results/collective-$n.json"
+        python3 scripts/collective_table.py "$results/collective-$n.json"
       done ;;
     *) echo "unknown part $part" >&2; exit 2 ;;
   esac
