@@ -12,7 +12,12 @@
 namespace halfwire::analysis {
 namespace {
 
-double ms(int64_t ns) { return static_cast<double>(ns) / 1e6; }
+// "24.3 ms", "150 us".
+std::string time(int64_t ns) {
+  if (ns == 0) return "0 ms";
+  return ns < 1'000'000 ? fmt::format("{:.1f} us", static_cast<double>(ns) / 1e3)
+                        : fmt::format("{:.1f} ms", static_cast<double>(ns) / 1e6);
+}
 
 std::string count(size_t n, const char* what) { return fmt::format("{} {}{}", n, what, n == 1 ? "" : "s"); }
 
@@ -92,7 +97,6 @@ void describeFp8(const AnalyzeOptions& options, const std::vector<int64_t>& need
   f.touchable_ns = std::min(f.touchable_ns, f.exposed_ns);
   f.gain_ns = std::max<int64_t>(0, static_cast<int64_t>(gain) - f.codec_ns);
 
-  const double span = ms(r->lane.total.span);
   if (!r->has_device_activity) {
     f.words = "no device activity is recorded, so nothing can be said about communication";
     return;
@@ -101,26 +105,30 @@ void describeFp8(const AnalyzeOptions& options, const std::vector<int64_t>& need
     f.words = "no device communication recorded: compression has nothing to act on";
     return;
   }
-  const auto steps = static_cast<double>(std::max<size_t>(1, r->lane.steps.size()));
+  const auto steps = static_cast<int64_t>(std::max<size_t>(1, r->lane.steps.size()));
   const std::string per = r->lane.steps.empty() ? "in all" : "a step";
   std::string carries;
   if (f.sizes_known) {
-    const double bytes = static_cast<double>(f.bytes) / steps;
+    const double bytes = static_cast<double>(f.bytes) / static_cast<double>(steps);
     carries = bytes >= 1e9 ? fmt::format("the wire carries {:.1f} GB {}", bytes / 1e9, per)
                            : fmt::format("the wire carries {:.1f} MB {}", bytes / 1e6, per);
   } else {
-    carries = fmt::format("{} calls {} (sizes not recorded)",
-                          static_cast<int64_t>(static_cast<double>(r->lane.comms.size()) / steps), per);
+    carries = fmt::format("{} {} (sizes not recorded)",
+                          count(r->lane.comms.size() / static_cast<size_t>(steps), "call"), per);
   }
-  f.words = fmt::format("{} and {:.1f} ms of it shows", carries, ms(f.exposed_ns) / steps);
-  if (f.touchable_ns < f.exposed_ns - f.exposed_ns / 20) {
+  f.words = fmt::format("{} and {} of it shows", carries, time(f.exposed_ns / steps));
+  if (r->group && f.touchable_ns < f.exposed_ns - f.exposed_ns / 20) {
+    f.words += fmt::format(", {} of that without the waiting for late ranks", time(f.touchable_ns / steps));
+  }
+  f.words += fmt::format(": do not expect FP8 to save more than {} of {}", time(f.gain_ns / steps),
+                         time(r->lane.total.span / steps));
+  if (!r->group && r->world_size > 1) {
     f.words +=
-        fmt::format(", {:.1f} ms of that without the waiting for late ranks", ms(f.touchable_ns) / steps);
+        "; that includes waiting for late ranks, which only the traces of all ranks together can tell apart";
   }
-  f.words += fmt::format(": do not expect FP8 to save more than {:.1f} ms of {:.0f}", ms(f.gain_ns) / steps,
-                         span / steps);
-  if (f.codec_ns > 0)
-    f.words += fmt::format(" (packing at its measured cost of {:.1f} ms taken off)", ms(f.codec_ns) / steps);
+  if (f.codec_ns > 0) {
+    f.words += fmt::format(" (packing at its measured cost of {} taken off)", time(f.codec_ns / steps));
+  }
 }
 
 void diagnose(LaneReport* r) {
@@ -159,17 +167,17 @@ void diagnose(LaneReport* r) {
       r->lane.graph_kernels > 0 && r->lane.graph_kernels * 2 > static_cast<int64_t>(r->lane.kernels);
   if (launch_bound && idle(IdleCause::kLaunchBound) > r->fp8.touchable_ns) {
     r->headline = fmt::format(
-        "launch-bound: the device ran dry for {:.1f} ms of {:.1f} because the next launch came late; "
+        "launch-bound: the device ran dry for {} of {} because the next launch came late; "
         "compression is not the "
         "lever, {}",
-        ms(idle(IdleCause::kLaunchBound)), ms(p.span),
+        time(idle(IdleCause::kLaunchBound)), time(p.span),
         graph ? "the time between graph launches is"
               : "CUDA graphs, larger batches or fewer small kernels are");
   } else if (r->exposed_wait_ns >= p.span / 5) {
     r->headline = fmt::format(
-        "waiting: {:.1f} ms of {:.1f} went by inside collectives until the last rank came; the wire itself "
-        "shows {:.1f} ms",
-        ms(r->exposed_wait_ns), ms(p.span), ms(r->fp8.touchable_ns));
+        "waiting: {} of {} went by inside collectives until the last rank came; the wire itself "
+        "shows {}",
+        time(r->exposed_wait_ns), time(p.span), time(r->fp8.touchable_ns));
   } else if (r->lane.comms.empty()) {
     r->headline = "no device communication recorded";
     if (r->host_collectives > 0) {
@@ -179,17 +187,21 @@ void diagnose(LaneReport* r) {
           count(r->host_collectives, "collective"));
     }
   } else if (p.exposed >= p.span / 10) {
-    r->headline =
-        fmt::format("communication shows: {:.1f} ms of {:.1f} are neither compute nor hidden under it",
-                    ms(p.exposed), ms(p.span));
+    r->headline = fmt::format("communication shows: {} of {} are neither compute nor hidden under it",
+                              time(p.exposed), time(p.span));
   } else if (p.compute >= p.span / 2) {
     r->headline = fmt::format(
-        "compute-bound: {:.0f} % of the time computes, {:.1f} ms of communication shows",
+        "compute-bound: {:.0f} % of the time computes, {} of communication shows",
         100.0 * static_cast<double>(p.compute) / static_cast<double>(std::max<int64_t>(1, p.span)),
-        ms(p.exposed));
+        time(p.exposed));
   } else {
-    r->headline = fmt::format("{:.1f} ms of {:.1f} idle, {:.1f} ms of communication shows", ms(p.idle),
-                              ms(p.span), ms(p.exposed));
+    r->headline =
+        fmt::format("{} of {} idle, {} of communication shows", time(p.idle), time(p.span), time(p.exposed));
+  }
+  if (launch_bound && idle(IdleCause::kLaunchBound) <= r->fp8.touchable_ns + r->exposed_wait_ns &&
+      r->headline.rfind("launch-bound", 0) != 0) {
+    r->headline += fmt::format("; launch-bound too: for {} the device had run dry when the next launch came",
+                               time(idle(IdleCause::kLaunchBound)));
   }
   if (graph && p.exposed < p.span / 20) {
     r->headline +=
@@ -234,8 +246,8 @@ void describeGroup(const Analysis& a, GroupReport* g) {
     }
   }
   g->words =
-      fmt::format("{} matched over {} ranks need {:.1f} ms; ranks wait up to {:.1f} ms more for others",
-                  count(m.matched, "collective"), m.ranks.size(), ms(m.intrinsic_ns), ms(worst_wait));
+      fmt::format("{} matched over {} ranks need {}; ranks wait up to {} more for others",
+                  count(m.matched, "collective"), m.ranks.size(), time(m.intrinsic_ns), time(worst_wait));
   if (m.late.empty()) return;
   const int64_t most = m.late.front().blame_ns;
   if (most >= span / 50) {
@@ -248,8 +260,8 @@ void describeGroup(const Analysis& a, GroupReport* g) {
       g->words += "; most ranks take turns in coming last";
     } else {
       for (const LateRank* l : late) {
-        g->words += fmt::format("; rank {} comes last and costs the others {:.1f} ms because {}", l->rank,
-                                ms(l->blame_ns), causeWords(l->cause));
+        g->words += fmt::format("; rank {} comes last and costs the others {} because {}", l->rank,
+                                time(l->blame_ns), causeWords(l->cause));
       }
     }
   }
@@ -261,7 +273,7 @@ void describeGroup(const Analysis& a, GroupReport* g) {
   }
   int64_t touchable = 0;
   for (const size_t i : g->lanes) touchable = std::max(touchable, a.lanes[i].fp8.touchable_ns);
-  g->words += fmt::format("; compression could touch {:.1f} ms at most", ms(touchable));
+  g->words += fmt::format("; compression could touch {} at most", time(touchable));
   if (m.mismatched > 0) {
     g->words += fmt::format(
         "; {} of the matched collectives are of different types on different ranks: the recordings differ",

@@ -55,10 +55,11 @@ std::vector<StepWindow> annotated(const Timeline& t, const std::vector<uint32_t>
   // Without launches the annotations themselves are the best there is.
   if (windows.empty()) {
     for (const trace::Step& s : t.steps) {
-      const int64_t start = std::max(s.start_ns, floor);
-      if (s.end_ns <= start) continue;
-      windows.push_back({s.number, start, s.end_ns});
-      floor = s.end_ns;
+      const int64_t start = std::max({s.start_ns, floor, t.activities[members.front()].start_ns});
+      const int64_t end = std::min(s.end_ns, end_ns);
+      if (end <= start) continue;
+      windows.push_back({s.number, start, end});
+      floor = end;
     }
   }
   return windows;

@@ -11,8 +11,6 @@ namespace {
 
 using analysis::LaneReport;
 
-double ms(int64_t ns) { return static_cast<double>(ns) / 1e6; }
-
 double percent(int64_t part, int64_t whole) {
   return whole <= 0 ? 0 : 100.0 * static_cast<double>(part) / static_cast<double>(whole);
 }
@@ -48,7 +46,14 @@ std::string whyIdle(const LaneReport& r) {
 
 class Text {
  public:
-  Text(const analysis::Analysis& a, int top) : a_(a), top_(static_cast<size_t>(std::max(1, top))) {}
+  Text(const analysis::Analysis& a, int top) : a_(a), top_(static_cast<size_t>(std::max(1, top))) {
+    int64_t longest = 0;
+    for (const LaneReport& r : a.lanes) longest = std::max(longest, r.lane.total.span);
+    if (longest < 10'000'000) {
+      divisor_ = 1e3;
+      unit_ = "us";
+    }
+  }
 
   std::string run() {
     overview();
@@ -63,6 +68,10 @@ class Text {
   }
 
  private:
+  double ms(int64_t ns) const { return static_cast<double>(ns) / divisor_; }
+
+  std::string amount(int64_t ns) const { return fmt::format("{:.1f} {}", ms(ns), unit_); }
+
   void line(std::string_view text) {
     out_ += text;
     out_ += '\n';
@@ -72,7 +81,9 @@ class Text {
     bool several_devices = false;
     for (size_t i = 1; i < a_.lanes.size(); ++i)
       several_devices = several_devices || a_.lanes[i].file == a_.lanes[i - 1].file;
-    line("times in ms        span   compute  exposed = wire + waiting   copies     idle  of it mostly");
+    line(fmt::format(
+        "times in {}        span   compute  exposed = wire + waiting   copies     idle  of it mostly",
+        unit_));
     for (const LaneReport& r : a_.lanes) {
       if (!r.has_device_activity) {
         line(fmt::format("{:<14} no device activity recorded", who(r, false)));
@@ -113,6 +124,10 @@ class Text {
                      r.headline));
     if (!r.has_device_activity) return;
     line(fmt::format("FP8: {}.", r.fp8.words));
+    if (r.lane.total.codec > 0) {
+      line(fmt::format("Halfwire's own kernels: {} busy, {} of it shows with no collective running.",
+                       amount(r.lane.total.codec), amount(r.lane.total.exposed_codec)));
+    }
     collectives(r);
     idle(r);
     steps(r);
@@ -124,8 +139,9 @@ class Text {
     if (r.collectives.empty()) return;
     line("");
     line(
-        "  collective        type  size of each   calls        GB   busy ms  exposed ms   algbw   busbw  "
-        "group");
+        fmt::format("  collective        type  size of each   calls        GB   busy {0}  exposed {0}   "
+                    "algbw   busbw  group",
+                    unit_));
     size_t shown = 0;
     for (const auto& row : r.collectives) {
       if (shown++ == top_) break;
@@ -154,20 +170,20 @@ class Text {
         "already launched: latency and waits on the device",
         "nothing recorded says what came next"};
     line("");
-    line(fmt::format("  idle {:.1f} ms, {:.1f} % of the span", ms(p.idle), percent(p.idle, p.span)));
+    line(fmt::format("  idle {}, {:.1f} % of the span", amount(p.idle), percent(p.idle, p.span)));
     for (int i = 0; i < analysis::kIdleCauses; ++i) {
-      if (r.lane.idle[i] > 0) line(fmt::format("  {:9.1f} ms  {}", ms(r.lane.idle[i]), kWords[i]));
+      if (r.lane.idle[i] > 0) line(fmt::format("  {:>12}  {}", amount(r.lane.idle[i]), kWords[i]));
     }
     const int64_t quiet = r.lane.launch_bound_host_quiet;
     if (quiet * 2 > r.lane.idle[0] && quiet > p.span / 50) {
       line(
-          fmt::format("               for {:.1f} ms of the launch-bound time the host ran nothing that the "
+          fmt::format("               for {} of the launch-bound time the host ran nothing that the "
                       "profiler records",
-                      ms(quiet)));
+                      amount(quiet)));
     }
     if (r.lane.waits_recorded)
-      line(fmt::format("  stalled {:.1f} ms: a stream stood at an event behind a collective",
-                       ms(r.lane.stalled)));
+      line(fmt::format("  stalled {}: a stream stood at an event behind a collective",
+                       amount(r.lane.stalled)));
   }
 
   void steps(const LaneReport& r) {
@@ -199,17 +215,18 @@ class Text {
       if (r.replay->critical[i] > 0)
         text += fmt::format(" {} {:.1f}", analysis::kPathKindNames[i], ms(r.replay->critical[i]));
     }
-    line(text + " ms");
+    line(fmt::format("{} {}", text, unit_));
     const int64_t unexplained = r.replay->unexplained_ns;
     if (unexplained * 50 > r.replay->measured_ns) {
-      line(fmt::format("  {:.1f} ms of it follow from nothing recorded: take the path and what-if with care",
-                       ms(unexplained)));
+      line(fmt::format("  {} of it follow from nothing recorded: take the path and what-if with care",
+                       amount(unexplained)));
     }
     if (a_.what_if_comm) {
-      line(fmt::format(
-          "  what if communication took {:g} of its time: {:.1f} ms instead of {:.1f} (replay without "
-          "change: {:.1f})",
-          *a_.what_if_comm, ms(r.replay->what_if_ns), ms(r.replay->measured_ns), ms(r.replay->replayed_ns)));
+      line(
+          fmt::format("  what if communication took {:g} of its time: {} instead of {} (replay without "
+                      "change: {})",
+                      *a_.what_if_comm, amount(r.replay->what_if_ns), amount(r.replay->measured_ns),
+                      amount(r.replay->replayed_ns)));
     }
   }
 
@@ -245,6 +262,8 @@ class Text {
 
   const analysis::Analysis& a_;
   size_t top_;
+  double divisor_ = 1e6;  // of all times shown
+  const char* unit_ = "ms";
   std::string out_;
 };
 

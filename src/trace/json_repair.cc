@@ -48,20 +48,20 @@ bool startsValue(std::string_view s, size_t i) {
 }
 
 // Is the quote at `i` the end of its string? What follows decides: inside a name it is followed by anything.
-bool endsString(std::string_view s, size_t i) {
+bool endsString(std::string_view s, size_t i, bool key) {
   size_t next = skipSpace(s, i + 1);
   if (next >= s.size()) return true;
   const char c = s[next];
+  if (key) return c == ':';
   if (c == '}' || c == ']') return true;
-  if (c == ':') return startsValue(s, next + 1);
   if (c != ',') return false;
   if (startsValue(s, next + 1)) return true;
   // A key without its opening quote follows: tid": 0
   next = skipSpace(s, next + 1);
-  const size_t quote = s.find('"', next);
-  if (quote == std::string_view::npos || quote - next > 64) return false;
+  const size_t quote = s.substr(0, std::min(s.size(), next + 64)).find('"', next);
+  if (quote == std::string_view::npos) return false;
   const size_t colon = skipSpace(s, quote + 1);
-  return colon < s.size() && s[colon] == ':' && startsValue(s, colon + 1);
+  return colon < s.size() && s[colon] == ':';
 }
 
 class Repairer {
@@ -80,10 +80,13 @@ class Repairer {
         i = string(i + 1);
       } else if (c == '{' || c == '[') {
         ++out_.depth;
+        objects_.push_back(c == '{');
+        key_ = c == '{';
         out_.text += c;
         ++i;
       } else if (c == '}' || c == ']') {
         --out_.depth;
+        if (!objects_.empty()) objects_.pop_back();
         out_.text += c;
         ++i;
         if (c == '}' && out_.depth == event_depth_) {
@@ -92,6 +95,9 @@ class Repairer {
           event_text = out_.text.size();
         }
       } else if (c == ',' || c == ':' || isSpace(c)) {
+        if (c == ':') key_ = false;
+        // Above where the input began there can only be the trace's own object.
+        if (c == ',') key_ = objects_.empty() ? out_.depth < 0 : objects_.back();
         out_.text += c;
         ++i;
       } else {
@@ -117,7 +123,7 @@ class Repairer {
     while (i < in_.size()) {
       const auto c = static_cast<unsigned char>(in_[i]);
       if (c == '"') {
-        if (endsString(in_, i)) {
+        if (endsString(in_, i, key_)) {
           out_.text += '"';
           return i + 1;
         }
@@ -208,6 +214,8 @@ class Repairer {
   std::string_view in_;
   int64_t event_depth_;
   bool final_;
+  bool key_ = false;  // the next string is a key
+  std::vector<bool> objects_;
   RepairedJson out_;
 };
 
