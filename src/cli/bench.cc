@@ -412,7 +412,7 @@ void addBenchCommand(CLI::App& app, int* exit_code) {
   CLI::App* c = bench->add_subcommand("codec", "Speed, size and accuracy of the codec beside a plain copy");
   const auto list = [](CLI::App* sub, const char* name, std::vector<std::string>& to, const char* type,
                        const char* help) {
-    sub->add_option(name, to, help)->delimiter(',')->type_name(type)->expected(1)->default_str("");
+    sub->add_option(name, to, help)->delimiter(',')->type_name(type)->allow_extra_args(false)->default_str("");
   };
   list(c, "--format", codec->formats, "LIST", "of e4m3, e5m2, int8 (default: e4m3)");
   list(c, "--block", codec->blocks, "LIST", "of 32, 64, 128, 256 (default: 128)");
