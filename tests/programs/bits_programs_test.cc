@@ -1,5 +1,5 @@
-// Which bits come out: equal to what the format's reference gives, whatever the chunks, groups, streams and timing;
-// NCCL's own where the library is switched off; and half the bytes on the wire.
+// Which bits come out: equal to what the format's reference gives, whatever the chunks, groups, streams and
+// timing; NCCL's own where the library is switched off; and half the bytes on the wire.
 #include <dlfcn.h>
 #include <gtest/gtest.h>
 
@@ -39,10 +39,14 @@ std::vector<Case> cases(int ranks) {
   std::vector<Case> all;
   const uint64_t w = static_cast<uint64_t>(ranks);
   int i = 0;
-  for (const uint64_t count : {uint64_t{1}, w, w + 1, uint64_t{127}, uint64_t{128}, 128 * w, 128 * w + 1, uint64_t{5000}, uint64_t{70001}}) {
+  for (const uint64_t count : {uint64_t{1}, w, w + 1, uint64_t{127}, uint64_t{128}, 128 * w, 128 * w + 1,
+                               uint64_t{5000}, uint64_t{70001}}) {
     for (const Case::Kind kind : {Case::kAllReduce, Case::kReduceScatter, Case::kAllGather}) {
       const ncclDataType_t type = i % 3 == 0 ? ncclBfloat16 : i % 3 == 1 ? ncclFloat16 : ncclFloat32;
-      const Profile profile = i % 4 == 0 ? Profile::kWild : i % 4 == 1 ? Profile::kSpecials : i % 4 == 2 ? Profile::kNormal : Profile::kMixed;
+      const Profile profile = i % 4 == 0   ? Profile::kWild
+                              : i % 4 == 1 ? Profile::kSpecials
+                              : i % 4 == 2 ? Profile::kNormal
+                                           : Profile::kMixed;
       all.push_back({kind, type, i % 2 == 0 ? ncclSum : ncclAvg, count, profile});
       ++i;
     }
@@ -50,8 +54,12 @@ std::vector<Case> cases(int ranks) {
   return all;
 }
 
-uint64_t inputCount(const Case& c, int ranks) { return c.kind == Case::kReduceScatter ? c.count * static_cast<uint64_t>(ranks) : c.count; }
-uint64_t outputCount(const Case& c, int ranks) { return c.kind == Case::kAllGather ? c.count * static_cast<uint64_t>(ranks) : c.count; }
+uint64_t inputCount(const Case& c, int ranks) {
+  return c.kind == Case::kReduceScatter ? c.count * static_cast<uint64_t>(ranks) : c.count;
+}
+uint64_t outputCount(const Case& c, int ranks) {
+  return c.kind == Case::kAllGather ? c.count * static_cast<uint64_t>(ranks) : c.count;
+}
 
 std::vector<char> inputOf(const Case& c, size_t index, int rank, int ranks) {
   const uint64_t n = inputCount(c, ranks);
@@ -71,10 +79,12 @@ ncclResult_t call(const Case& c, const Buffer& in, const Buffer& out, ncclComm_t
   }
 }
 
-// --- equal to the reference -----------------------------------------------------------------------------------------
+// --- equal to the reference
+// -----------------------------------------------------------------------------------------
 
 // A packet of elements [first, first + n) of a buffer.
-std::vector<char> pack(const WireFormat& f, DataType type, const std::vector<char>& buffer, uint64_t first, uint64_t n) {
+std::vector<char> pack(const WireFormat& f, DataType type, const std::vector<char>& buffer, uint64_t first,
+                       uint64_t n) {
   std::vector<char> packet(packetBytes(f, n) + kPacketAlignment);
   QuantizeJob job;
   job.format = f;
@@ -88,7 +98,8 @@ std::vector<char> pack(const WireFormat& f, DataType type, const std::vector<cha
 }
 
 // The sum of equally long packets, as a packet or as elements.
-std::vector<char> sum(const WireFormat& f, DataType type, const std::vector<std::vector<char>>& packets, uint64_t n, float average, bool to_packet) {
+std::vector<char> sum(const WireFormat& f, DataType type, const std::vector<std::vector<char>>& packets,
+                      uint64_t n, float average, bool to_packet) {
   const uint64_t pitch = packetBytes(f, n);
   std::vector<char> in(pitch * packets.size() + kPacketAlignment);
   for (size_t k = 0; k < packets.size(); ++k) memcpy(in.data() + k * pitch, packets[k].data(), pitch);
@@ -133,7 +144,8 @@ std::vector<char> expected(const WireFormat& f, const Case& c, size_t index, int
   };
   if (c.kind == Case::kAllGather) {
     for (int k = 0; k < ranks; ++k) {
-      unpack(f, type, pack(f, type, inputs[k], 0, c.count), c.count, out.data() + static_cast<uint64_t>(k) * c.count * e);
+      unpack(f, type, pack(f, type, inputs[k], 0, c.count), c.count,
+             out.data() + static_cast<uint64_t>(k) * c.count * e);
     }
   } else if (c.kind == Case::kReduceScatter || ranks == 2) {
     // One rounding to codes: the sum of the packets goes straight to elements.
@@ -152,7 +164,9 @@ std::vector<char> expected(const WireFormat& f, const Case& c, size_t index, int
 
 WireFormat formatOf(const std::string& name) {
   WireFormat f;
-  f.element = name.find("e5m2") != std::string::npos ? ElementFormat::kE5M2 : name.find("int8") != std::string::npos ? ElementFormat::kInt8 : ElementFormat::kE4M3;
+  f.element = name.find("e5m2") != std::string::npos   ? ElementFormat::kE5M2
+              : name.find("int8") != std::string::npos ? ElementFormat::kInt8
+                                                       : ElementFormat::kE4M3;
   f.scale = name.find("e8m0") != std::string::npos ? ScaleFormat::kE8M0 : ScaleFormat::kFp32;
   f.block = static_cast<uint16_t>(std::stoi(name.substr(name.find('/') + 1)));
   return f;
@@ -160,7 +174,9 @@ WireFormat formatOf(const std::string& name) {
 
 Environment formatEnvironment(const std::string& name) {
   const size_t a = name.find('/'), b = name.rfind('/');
-  return {{"HALFWIRE_FORMAT", name.substr(0, a)}, {"HALFWIRE_BLOCK", name.substr(a + 1, b - a - 1)}, {"HALFWIRE_SCALE", name.substr(b + 1)}};
+  return {{"HALFWIRE_FORMAT", name.substr(0, a)},
+          {"HALFWIRE_BLOCK", name.substr(a + 1, b - a - 1)},
+          {"HALFWIRE_SCALE", name.substr(b + 1)}};
 }
 
 RANK_PROGRAM(EqualsReference) {
@@ -178,9 +194,11 @@ RANK_PROGRAM(EqualsReference) {
     const std::vector<char> want = expected(f, c, i, rank.rank(), rank.ranks());
     if (memcmp(want.data(), out.data(), out.bytes()) == 0) continue;
     for (uint64_t k = 0; k < out.count(); ++k) {
-      if (memcmp(want.data() + k * (out.bytes() / out.count()), out.at(k), out.bytes() / out.count()) == 0) continue;
-      RANK_FAIL("case " + std::to_string(i) + " kind " + std::to_string(c.kind) + " count " + std::to_string(c.count) + " type " +
-                std::to_string(c.type) + ": element " + std::to_string(k) + " is " + std::to_string(out.get(k)) + ", the reference gives " +
+      if (memcmp(want.data() + k * (out.bytes() / out.count()), out.at(k), out.bytes() / out.count()) == 0)
+        continue;
+      RANK_FAIL("case " + std::to_string(i) + " kind " + std::to_string(c.kind) + " count " +
+                std::to_string(c.count) + " type " + std::to_string(c.type) + ": element " +
+                std::to_string(k) + " is " + std::to_string(out.get(k)) + ", the reference gives " +
                 std::to_string(soak::load(c.type, want.data(), k)));
     }
   }
@@ -190,7 +208,8 @@ RANK_PROGRAM(EqualsReference) {
 TEST_F(Bits, EqualTheReference) {
   for (const int ranks : {2, 3, 4}) {
     for (const char* format : {"e4m3/128/fp32", "e5m2/32/e8m0", "int8/256/fp32", "e4m3/64/e8m0"}) {
-      const LaunchOutcome outcome = launchWith("EqualsReference", ranks, with(compressing(), formatEnvironment(format)), {format});
+      const LaunchOutcome outcome =
+          launchWith("EqualsReference", ranks, with(compressing(), formatEnvironment(format)), {format});
       EXPECT_TRUE(outcome.ok()) << format << ", " << ranks << " ranks\n" << outcome.describe();
     }
   }
@@ -199,12 +218,15 @@ TEST_F(Bits, EqualTheReference) {
 TEST_F(Bits, EqualTheReferenceInSmallChunks) {
   for (const int ranks : {2, 3}) {
     const LaunchOutcome outcome =
-        launchWith("EqualsReference", ranks, with(compressing(), {{"HALFWIRE_CHUNK_BYTES", "1KiB"}, {"HALFWIRE_HOST_DELAY_US", "50"}}), {"e4m3/128/fp32"});
+        launchWith("EqualsReference", ranks,
+                   with(compressing(), {{"HALFWIRE_CHUNK_BYTES", "1KiB"}, {"HALFWIRE_HOST_DELAY_US", "50"}}),
+                   {"e4m3/128/fp32"});
     EXPECT_TRUE(outcome.ok()) << ranks << " ranks\n" << outcome.describe();
   }
 }
 
-// --- equal however the work is cut and timed ------------------------------------------------------------------------
+// --- equal however the work is cut and timed
+// ------------------------------------------------------------------------
 
 // Runs all cases and reports one hash. Arguments: "alone", "grouped", "streams" or "inplace".
 RANK_PROGRAM(HashOfResults) {
@@ -224,7 +246,8 @@ RANK_PROGRAM(HashOfResults) {
     if (grouped && i % 7 == 0) CHECK_NCCL(ncclGroupStart());
     const bool in_place = how == "inplace" && all[i].kind == Case::kAllReduce;
     if (in_place) memcpy(out[i]->data(), in[i]->data(), in[i]->bytes());
-    CHECK_NCCL(call(all[i], in_place ? *out[i] : *in[i], *out[i], comm, how == "streams" && i % 2 == 1 ? other : stream));
+    CHECK_NCCL(call(all[i], in_place ? *out[i] : *in[i], *out[i], comm,
+                    how == "streams" && i % 2 == 1 ? other : stream));
     if (grouped && (i % 7 == 6 || i + 1 == all.size())) CHECK_NCCL(ncclGroupEnd());
   }
   stream.synchronize();
@@ -259,19 +282,25 @@ TEST_F(Bits, DoNotDependOnChunksGroupsStreamsOrTime) {
   for (const int ranks : {2, 3}) {
     const std::string expected = hashes(ranks, compressing(), "alone");
     for (const char* chunk : {"1KiB", "3000", "64KiB", "1MiB"}) {
-      EXPECT_EQ(hashes(ranks, with(compressing(), {{"HALFWIRE_CHUNK_BYTES", chunk}}), "alone"), expected) << chunk;
+      EXPECT_EQ(hashes(ranks, with(compressing(), {{"HALFWIRE_CHUNK_BYTES", chunk}}), "alone"), expected)
+          << chunk;
     }
     EXPECT_EQ(hashes(ranks, with(compressing(), {{"HALFWIRE_CHUNK_BYTES", "4KiB"}}), "grouped"), expected);
     EXPECT_EQ(hashes(ranks, compressing(), "grouped"), expected);
     EXPECT_EQ(hashes(ranks, compressing(), "inplace"), expected);
     EXPECT_EQ(hashes(ranks, with(compressing(), {{"HALFWIRE_HOST_DELAY_US", "2000"}}), "streams"), expected);
-    EXPECT_EQ(hashes(ranks, with(compressing(), {{"HALFWIRE_HOST_DELAY_US", "2000"}, {"HALFWIRE_CHUNK_BYTES", "8KiB"}}), "streams"), expected);
+    EXPECT_EQ(
+        hashes(ranks,
+               with(compressing(), {{"HALFWIRE_HOST_DELAY_US", "2000"}, {"HALFWIRE_CHUNK_BYTES", "8KiB"}}),
+               "streams"),
+        expected);
     // And the comparison can fail: another format gives other bits.
     EXPECT_NE(hashes(ranks, with(compressing(), {{"HALFWIRE_FORMAT", "e5m2"}}), "alone"), expected);
   }
 }
 
-// --- off is off -----------------------------------------------------------------------------------------------------
+// --- off is off
+// -----------------------------------------------------------------------------------------------------
 
 TEST_F(Bits, OffIsTheSameAsWithoutTheLibrary) {
   const std::string bare = hashes(3, {}, "alone", false);
@@ -282,10 +311,11 @@ TEST_F(Bits, OffIsTheSameAsWithoutTheLibrary) {
   EXPECT_NE(hashes(3, compressing(), "alone"), bare);
 }
 
-// --- two streams on one communicator --------------------------------------------------------------------------------
+// --- two streams on one communicator
+// --------------------------------------------------------------------------------
 
-// Calls alternate between two streams that are never synchronised in between; every call's input is made on its stream
-// by the call before it, so an order that is not kept gives wrong numbers.
+// Calls alternate between two streams that are never synchronised in between; every call's input is made on
+// its stream by the call before it, so an order that is not kept gives wrong numbers.
 RANK_PROGRAM(TwoStreams) {
   const ncclComm_t comm = makeWorld(rank);
   const Stream streams[2];
@@ -314,13 +344,16 @@ RANK_PROGRAM(TwoStreams) {
 TEST_F(Bits, TwoStreamsOnOneCommunicator) {
   for (const int ranks : {2, 4}) {
     for (const char* delay : {"0", "300", "2000"}) {
-      const LaunchOutcome outcome = launchWith("TwoStreams", ranks, with(compressing(), {{"HALFWIRE_HOST_DELAY_US", delay}, {"HALFWIRE_CHUNK_BYTES", "16KiB"}}));
+      const LaunchOutcome outcome = launchWith(
+          "TwoStreams", ranks,
+          with(compressing(), {{"HALFWIRE_HOST_DELAY_US", delay}, {"HALFWIRE_CHUNK_BYTES", "16KiB"}}));
       EXPECT_TRUE(outcome.ok()) << ranks << " ranks, delay " << delay << "\n" << outcome.describe();
     }
   }
 }
 
-// --- bytes ----------------------------------------------------------------------------------------------------------
+// --- bytes
+// ----------------------------------------------------------------------------------------------------------
 
 // Reports what one call of each kind hands to the links.
 RANK_PROGRAM(EgressOfCalls) {
@@ -362,9 +395,11 @@ TEST_F(Bits, HalfTheBytesOfAnExactRing) {
   }
 }
 
-// --- law 3 ----------------------------------------------------------------------------------------------------------
+// --- law 3
+// ----------------------------------------------------------------------------------------------------------
 
-// fp16 sums that overflow stay visible, bf16's largest number stays finite, and a bad number on one rank is bad on all.
+// fp16 sums that overflow stay visible, bf16's largest number stays finite, and a bad number on one rank is
+// bad on all.
 RANK_PROGRAM(BadNumbers) {
   const ncclComm_t comm = makeWorld(rank);
   const Stream stream;
@@ -385,7 +420,8 @@ RANK_PROGRAM(BadNumbers) {
   stream.synchronize();
   for (size_t i = 0; i < half.count(); ++i) {
     const bool bad = i == 7 || i == 9 || i == 10;
-    if (std::isfinite(half.get(i)) == bad) RANK_FAIL("fp16 element " + std::to_string(i) + " is " + std::to_string(half.get(i)));
+    if (std::isfinite(half.get(i)) == bad)
+      RANK_FAIL("fp16 element " + std::to_string(i) + " is " + std::to_string(half.get(i)));
   }
   for (size_t i = 0; i < big.count(); ++i) {
     if (!std::isfinite(big.get(i))) RANK_FAIL("bf16 element " + std::to_string(i) + " is not finite");
@@ -398,7 +434,8 @@ RANK_PROGRAM(BadNumbers) {
 TEST_F(Bits, BadNumbersStayVisible) {
   for (const int ranks : {2, 3}) {
     for (const char* format : {"e4m3/128/fp32", "e4m3/128/e8m0", "e5m2/32/e8m0", "int8/64/fp32"}) {
-      const LaunchOutcome outcome = launchWith("BadNumbers", ranks, with(compressing(), formatEnvironment(format)));
+      const LaunchOutcome outcome =
+          launchWith("BadNumbers", ranks, with(compressing(), formatEnvironment(format)));
       EXPECT_TRUE(outcome.ok()) << format << ", " << ranks << " ranks\n" << outcome.describe();
     }
   }

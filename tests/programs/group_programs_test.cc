@@ -1,5 +1,5 @@
-// Legal programs of groups and ungrouped calls that a library which queues calls could turn into deadlocks. Each runs
-// compressed and passing through, with one hardware queue and with many.
+// Legal programs of groups and ungrouped calls that a library which queues calls could turn into deadlocks.
+// Each runs compressed and passing through, with one hardware queue and with many.
 #include <gtest/gtest.h>
 
 #include "programs/programs.h"
@@ -27,11 +27,12 @@ class GroupPrograms : public ::testing::TestWithParam<Variant> {
 
 INSTANTIATE_TEST_SUITE_P(
     Settings, GroupPrograms,
-    ::testing::Values(Variant{"Compressing", compressing()}, Variant{"Passing", passing()},
-                      Variant{"CompressingDelayed", with(compressing(), {{"HALFWIRE_HOST_DELAY_US", "1500"}})},
-                      Variant{"CompressingSmallChunks", with(compressing(), {{"HALFWIRE_CHUNK_BYTES", "2KiB"}})},
-                      Variant{"CompressingOneQueue", with(compressing(), {{"HALFWIRE_HOST_HW_QUEUES", "1"}})},
-                      Variant{"Off", {{"HALFWIRE_MODE", "off"}}}),
+    ::testing::Values(
+        Variant{"Compressing", compressing()}, Variant{"Passing", passing()},
+        Variant{"CompressingDelayed", with(compressing(), {{"HALFWIRE_HOST_DELAY_US", "1500"}})},
+        Variant{"CompressingSmallChunks", with(compressing(), {{"HALFWIRE_CHUNK_BYTES", "2KiB"}})},
+        Variant{"CompressingOneQueue", with(compressing(), {{"HALFWIRE_HOST_HW_QUEUES", "1"}})},
+        Variant{"Off", {{"HALFWIRE_MODE", "off"}}}),
     [](const auto& info) { return std::string(info.param.name); });
 
 // Rank 0: group{AllReduce(A), AllReduce(B)}; the others: AllReduce(A); AllReduce(B). One stream each.
@@ -41,7 +42,8 @@ RANK_PROGRAM(GroupedAgainstUngrouped) {
   const ncclComm_t a = makeComm(rank, all);
   const ncclComm_t b = makeComm(rank, all);
   const Stream stream;
-  Buffer a_in(ncclBfloat16, 3000), a_out(ncclBfloat16, 3000), b_in(ncclBfloat16, 5000), b_out(ncclBfloat16, 5000);
+  Buffer a_in(ncclBfloat16, 3000), a_out(ncclBfloat16, 3000), b_in(ncclBfloat16, 5000),
+      b_out(ncclBfloat16, 5000);
   a_in.fill(rank.rank() + 1);
   b_in.fill(2 * (rank.rank() + 1));
   const int w = rank.ranks();
@@ -63,16 +65,19 @@ RANK_PROGRAM(GroupedAgainstUngrouped) {
 TEST_P(GroupPrograms, GroupedAgainstUngroupedTwoRanks) { runs("GroupedAgainstUngrouped", 2); }
 TEST_P(GroupPrograms, GroupedAgainstUngroupedThreeRanks) { runs("GroupedAgainstUngrouped", 3); }
 
-// Rank 0's group holds {A1, A2, B}, rank 1's {A1, A2, C}: where A's calls are cut into batches must not depend on
-// what else is in the group. Rank 2 is the other end of B and C. A's calls together exceed what one pass takes.
+// Rank 0's group holds {A1, A2, B}, rank 1's {A1, A2, C}: where A's calls are cut into batches must not
+// depend on what else is in the group. Rank 2 is the other end of B and C. A's calls together exceed what one
+// pass takes.
 RANK_PROGRAM(UnequalNeighboursInGroups) {
   const ncclComm_t a = makeComm(rank, {0, 1});
   const ncclComm_t b = makeComm(rank, {0, 2});
   const ncclComm_t c = makeComm(rank, {1, 2});
   const Stream stream;
   const size_t small = 700, large = 40000;
-  Buffer a1_in(ncclBfloat16, small), a1_out(ncclBfloat16, small), a2_in(ncclFloat16, large), a2_out(ncclFloat16, large);
-  Buffer b_in(ncclBfloat16, large), b_out(ncclBfloat16, large), c_in(ncclBfloat16, small), c_out(ncclBfloat16, small);
+  Buffer a1_in(ncclBfloat16, small), a1_out(ncclBfloat16, small), a2_in(ncclFloat16, large),
+      a2_out(ncclFloat16, large);
+  Buffer b_in(ncclBfloat16, large), b_out(ncclBfloat16, large), c_in(ncclBfloat16, small),
+      c_out(ncclBfloat16, small);
   for (Buffer* in : {&a1_in, &a2_in, &b_in, &c_in}) in->fill(rank.rank() + 1);
   for (int round = 0; round < kRounds; ++round) {
     Rank::note("round", round);
@@ -120,8 +125,8 @@ RANK_PROGRAM(UnequalNeighboursInGroups) {
 
 TEST_P(GroupPrograms, UnequalNeighboursInGroups) { runs("UnequalNeighboursInGroups", 3); }
 
-// Rank 0: group{AllReduce, Send to 1}, in either order of calls; rank 1: AllReduce; Recv from 0. NCCL runs a group's
-// collectives before its sends.
+// Rank 0: group{AllReduce, Send to 1}, in either order of calls; rank 1: AllReduce; Recv from 0. NCCL runs a
+// group's collectives before its sends.
 RANK_PROGRAM(SendInGroupWithCollective) {
   const ncclComm_t comm = makeWorld(rank);
   const Stream stream;
@@ -155,12 +160,14 @@ RANK_PROGRAM(RingShiftInGroup) {
   const Stream stream, other;
   const int w = rank.ranks(), me = rank.rank();
   const size_t part = 1500;
-  Buffer in(ncclBfloat16, part * w), out(ncclBfloat16, part * w), mine(ncclBfloat16, part), to(ncclFloat32, 333), from(ncclFloat32, 333);
+  Buffer in(ncclBfloat16, part * w), out(ncclBfloat16, part * w), mine(ncclBfloat16, part),
+      to(ncclFloat32, 333), from(ncclFloat32, 333);
   in.fill(me + 1);
   to.fill(me);
   for (int round = 0; round < kRounds; ++round) {
     Rank::note("round", round);
-    const cudaStream_t second = round % 2 == 0 ? static_cast<cudaStream_t>(stream) : static_cast<cudaStream_t>(other);
+    const cudaStream_t second =
+        round % 2 == 0 ? static_cast<cudaStream_t>(stream) : static_cast<cudaStream_t>(other);
     CHECK_NCCL(ncclGroupStart());
     CHECK_NCCL(ncclSend(to.data(), to.count(), ncclFloat32, (me + 1) % w, comm, stream));
     CHECK_NCCL(ncclReduceScatter(in.data(), mine.data(), part, ncclBfloat16, ncclSum, comm, second));
@@ -191,7 +198,8 @@ RANK_PROGRAM(SimulateEnd) {
   CHECK_NCCL(allReduce(in, out, comm, stream));
   const ncclResult_t simulated = ncclGroupSimulateEnd(&info);
   // An engine may not know how to simulate; it has to end the group all the same.
-  if (simulated != ncclSuccess && simulated != ncclInvalidUsage) RANK_FAIL("ncclGroupSimulateEnd returned " + std::to_string(simulated));
+  if (simulated != ncclSuccess && simulated != ncclInvalidUsage)
+    RANK_FAIL("ncclGroupSimulateEnd returned " + std::to_string(simulated));
   stream.synchronize();
   out.expect(0, "a simulated call");
   CHECK_NCCL(allReduce(in, out, comm, stream));
@@ -213,7 +221,8 @@ RANK_PROGRAM(ErrorInGroup) {
     CHECK_NCCL(ncclGroupStart());
     if (round % 2 == 0) CHECK_NCCL(allReduce(in, out, comm, stream));
     if (round == 3) CHECK_NCCL(ncclGroupStart());
-    const ncclResult_t bad = ncclAllReduce(in.data(), out.data(), in.count(), ncclBfloat16, ncclSum, nullptr, stream);
+    const ncclResult_t bad =
+        ncclAllReduce(in.data(), out.data(), in.count(), ncclBfloat16, ncclSum, nullptr, stream);
     if (bad == ncclSuccess) RANK_FAIL("a call without a communicator succeeded");
     if (round == 3) (void)ncclGroupEnd();
     const ncclResult_t end = ncclGroupEnd();
@@ -235,12 +244,14 @@ RANK_PROGRAM(ErrorInGroup) {
 
 TEST_P(GroupPrograms, ErrorInGroup) { runs("ErrorInGroup", 2); }
 
-// An operator may be destroyed as soon as the call that uses it has returned, also inside the group. Scalars differ by
-// rank and live in host memory that is gone at once, or in device memory that is written by the stream.
+// An operator may be destroyed as soon as the call that uses it has returned, also inside the group. Scalars
+// differ by rank and live in host memory that is gone at once, or in device memory that is written by the
+// stream.
 RANK_PROGRAM(RedOpDestroyedInGroup) {
   const ncclComm_t comm = makeWorld(rank);
   const Stream stream;
-  Buffer in(ncclBfloat16, 3000), out(ncclBfloat16, 3000), exact_in(ncclFloat32, 50), exact_out(ncclFloat32, 50), scalar(ncclBfloat16, 1);
+  Buffer in(ncclBfloat16, 3000), out(ncclBfloat16, 3000), exact_in(ncclFloat32, 50),
+      exact_out(ncclFloat32, 50), scalar(ncclBfloat16, 1);
   for (int round = 0; round < kRounds; ++round) {
     Rank::note("round", round);
     in.fill(rank.rank() + 1);
@@ -252,7 +263,8 @@ RANK_PROGRAM(RedOpDestroyedInGroup) {
     soak::store(ncclBfloat16, immediate, 0, factor);
     scalar.fill(factor);
     const bool device = round % 2 == 1;
-    CHECK_NCCL(ncclRedOpCreatePreMulSum(&op, device ? scalar.data() : immediate, ncclBfloat16, device ? ncclScalarDevice : ncclScalarHostImmediate, comm));
+    CHECK_NCCL(ncclRedOpCreatePreMulSum(&op, device ? scalar.data() : immediate, ncclBfloat16,
+                                        device ? ncclScalarDevice : ncclScalarHostImmediate, comm));
     CHECK_NCCL(allReduce(in, out, comm, stream, op));
     CHECK_NCCL(ncclRedOpDestroy(op, comm));
     memset(immediate, 0, sizeof immediate);
@@ -260,7 +272,8 @@ RANK_PROGRAM(RedOpDestroyedInGroup) {
     ncclRedOp_t next = ncclSum;
     float two = 2.0f * static_cast<float>(rank.rank() + 1);
     CHECK_NCCL(ncclRedOpCreatePreMulSum(&next, &two, ncclFloat32, ncclScalarHostImmediate, comm));
-    CHECK_NCCL(ncclReduce(exact_in.data(), exact_out.data(), exact_in.count(), ncclFloat32, next, 0, comm, stream));
+    CHECK_NCCL(
+        ncclReduce(exact_in.data(), exact_out.data(), exact_in.count(), ncclFloat32, next, 0, comm, stream));
     CHECK_NCCL(ncclRedOpDestroy(next, comm));
     CHECK_NCCL(ncclGroupEnd());
     stream.synchronize();
@@ -272,8 +285,8 @@ RANK_PROGRAM(RedOpDestroyedInGroup) {
 
 TEST_P(GroupPrograms, RedOpDestroyedInGroup) { runs("RedOpDestroyedInGroup", 2); }
 
-// Many calls in one group, far more than one pass of the scratch takes, beside a second communicator whose number of
-// calls differs from rank to rank.
+// Many calls in one group, far more than one pass of the scratch takes, beside a second communicator whose
+// number of calls differs from rank to rank.
 RANK_PROGRAM(ManyCallsInGroup) {
   const ncclComm_t a = makeWorld(rank);
   const ncclComm_t b = makeComm(rank, {0, 1});

@@ -1,5 +1,5 @@
-// A member without the library, with other settings or switched off is found when the communicator is made, named in
-// NCCL's error text, and nobody waits for ever.
+// A member without the library, with other settings or switched off is found when the communicator is made,
+// named in NCCL's error text, and nobody waits for ever.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <unistd.h>
@@ -16,8 +16,8 @@ using ::testing::HasSubstr;
 
 constexpr double kMeetingSeconds = 3;
 
-// Makes the world's communicator and says how that ended. A rank whose initialisation succeeded is not left waiting
-// for peers that have given up: it sees an error.
+// Makes the world's communicator and says how that ended. A rank whose initialisation succeeded is not left
+// waiting for peers that have given up: it sees an error.
 RANK_PROGRAM(Meet) {
   const int maker = rank.args().empty() ? 0 : std::stoi(rank.args()[0]);
   const ncclUniqueId id = shareId(rank, maker);
@@ -37,12 +37,15 @@ RANK_PROGRAM(Meet) {
   Buffer buffer(ncclBfloat16, 1000);
   buffer.fill(rank.rank() + 1);
   const Stream stream;
-  ncclResult_t async = ncclAllReduce(buffer.data(), buffer.data(), buffer.count(), ncclBfloat16, ncclSum, comm, stream);
+  ncclResult_t async =
+      ncclAllReduce(buffer.data(), buffer.data(), buffer.count(), ncclBfloat16, ncclSum, comm, stream);
   for (int i = 0; i < 200 && async == ncclSuccess && cudaStreamQuery(stream) == cudaErrorNotReady; ++i) {
     usleep(50000);
     CHECK_NCCL(ncclCommGetAsyncError(comm, &async));
   }
-  rank.report("used", async != ncclSuccess ? "error" : cudaStreamQuery(stream) == cudaSuccess ? "worked" : "waiting");
+  rank.report("used", async != ncclSuccess                     ? "error"
+                      : cudaStreamQuery(stream) == cudaSuccess ? "worked"
+                                                               : "waiting");
   if (async != ncclSuccess) {
     (void)ncclCommAbort(comm);
     return;
@@ -52,7 +55,8 @@ RANK_PROGRAM(Meet) {
 }
 
 Environment meetingEnvironment() {
-  return with(compressing(), {{"HALFWIRE_MEETING_TIMEOUT", std::to_string(static_cast<int>(kMeetingSeconds))}});
+  return with(compressing(),
+              {{"HALFWIRE_MEETING_TIMEOUT", std::to_string(static_cast<int>(kMeetingSeconds))}});
 }
 
 class Meetings : public ::testing::Test {
@@ -70,9 +74,11 @@ class Meetings : public ::testing::Test {
   static void expectRefused(const LaunchOutcome& outcome, const std::vector<int>& refused, int named) {
     ASSERT_TRUE(outcome.ok()) << (outcome.timed_out ? "HANG\n" : "") << outcome.describe();
     for (const int rank : refused) {
-      EXPECT_NE(report(outcome, rank, "result"), "0") << "rank " << rank << " got a communicator\n" << outcome.describe();
+      EXPECT_NE(report(outcome, rank, "result"), "0") << "rank " << rank << " got a communicator\n"
+                                                      << outcome.describe();
       EXPECT_LT(std::stod(report(outcome, rank, "seconds")), kMeetingSeconds + 6) << "rank " << rank;
-      EXPECT_THAT(report(outcome, rank, "error"), HasSubstr("rank " + std::to_string(named))) << "on rank " << rank;
+      EXPECT_THAT(report(outcome, rank, "error"), HasSubstr("rank " + std::to_string(named)))
+          << "on rank " << rank;
     }
   }
 };
@@ -114,9 +120,10 @@ TEST_F(Meetings, TheMakerOfTheIdWithoutTheLibraryIsNamed) {
 }
 
 TEST_F(Meetings, OtherSettingsAreNamed) {
-  for (const Environment& own : {Environment{{"HALFWIRE_FORMAT", "int8"}}, Environment{{"HALFWIRE_BLOCK", "64"}},
-                                 Environment{{"HALFWIRE_MIN_BYTES", "8MiB"}}, Environment{{"HALFWIRE_CHUNK_BYTES", "1MiB"}},
-                                 Environment{{"HALFWIRE_OPS", "allreduce"}}}) {
+  for (const Environment& own :
+       {Environment{{"HALFWIRE_FORMAT", "int8"}}, Environment{{"HALFWIRE_BLOCK", "64"}},
+        Environment{{"HALFWIRE_MIN_BYTES", "8MiB"}}, Environment{{"HALFWIRE_CHUNK_BYTES", "1MiB"}},
+        Environment{{"HALFWIRE_OPS", "allreduce"}}}) {
     LaunchOptions options;
     options.ranks = 2;
     options.env = meetingEnvironment();
@@ -153,8 +160,8 @@ TEST_F(Meetings, AnyRankMayMakeTheId) {
   for (int rank = 0; rank < 3; ++rank) EXPECT_EQ(report(outcome, rank, "used"), "worked");
 }
 
-// A rank that cannot read its settings says so at once. Its peers wait inside NCCL's own initialisation, as they do for
-// a rank that never starts: a launcher ends them.
+// A rank that cannot read its settings says so at once. Its peers wait inside NCCL's own initialisation, as
+// they do for a rank that never starts: a launcher ends them.
 TEST_F(Meetings, UnreadableSettingsAreSaid) {
   LaunchOptions options;
   options.ranks = 2;

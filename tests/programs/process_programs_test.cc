@@ -1,5 +1,6 @@
 // Programs that are more than one rank to a process, or more than one thread to a rank: communicators made by
-// ncclCommInitAll and in groups, one thread for several ranks, a thread for each, aborting from another thread.
+// ncclCommInitAll and in groups, one thread for several ranks, a thread for each, aborting from another
+// thread.
 #include <gtest/gtest.h>
 #include <unistd.h>
 
@@ -18,7 +19,8 @@ class ProcessPrograms : public ::testing::Test {
   void SetUp() override {
     if (libraryPath().empty()) GTEST_SKIP() << "libhalfwire.so is not built";
   }
-  static void runs(const std::string& program, int processes, const Environment& env, const std::vector<std::string>& args = {}) {
+  static void runs(const std::string& program, int processes, const Environment& env,
+                   const std::vector<std::string>& args = {}) {
     const LaunchOutcome outcome = launchWith(program, processes, env, args);
     EXPECT_TRUE(outcome.ok()) << (outcome.timed_out ? "HANG\n" : "") << outcome.describe();
   }
@@ -26,17 +28,25 @@ class ProcessPrograms : public ::testing::Test {
 
 // One rank of several in this process.
 struct Local {
+  int device = 0;
   ncclComm_t comm = nullptr;
   cudaStream_t stream = nullptr;
   std::unique_ptr<Buffer> in, out;
 };
 
-void prepare(Local* local, int device, int global_rank, size_t count) {
+// `own_stream`: or the device's default stream.
+void prepare(Local* local, int device, int global_rank, size_t count, bool own_stream = true) {
   CHECK_CUDA(cudaSetDevice(device));
-  CHECK_CUDA(cudaStreamCreateWithFlags(&local->stream, cudaStreamNonBlocking));
+  local->device = device;
+  if (own_stream) CHECK_CUDA(cudaStreamCreateWithFlags(&local->stream, cudaStreamNonBlocking));
   local->in = std::make_unique<Buffer>(ncclBfloat16, count);
   local->out = std::make_unique<Buffer>(ncclBfloat16, count);
   local->in->fill(global_rank + 1);
+}
+
+void synchronize(const Local& local) {
+  CHECK_CUDA(cudaSetDevice(local.device));
+  CHECK_CUDA(cudaStreamSynchronize(local.stream));
 }
 
 // A group over all local ranks, then a group of two calls each, then per-rank sends around the ring.
@@ -47,7 +57,7 @@ void useFromOneThread(std::vector<Local>& locals, int first_rank, int world) {
     CHECK_NCCL(ncclGroupStart());
     for (Local& l : locals) CHECK_NCCL(allReduce(*l.in, *l.out, l.comm, l.stream));
     CHECK_NCCL(ncclGroupEnd());
-    for (Local& l : locals) CHECK_CUDA(cudaStreamSynchronize(l.stream));
+    for (Local& l : locals) synchronize(l);
     for (Local& l : locals) {
       l.out->expect(sum, "one call each");
       l.out->fill(0);
@@ -64,7 +74,7 @@ void useFromOneThread(std::vector<Local>& locals, int first_rank, int world) {
     CHECK_NCCL(ncclGroupEnd());
     for (size_t i = 0; i < locals.size(); ++i) {
       Local& l = locals[i];
-      CHECK_CUDA(cudaStreamSynchronize(l.stream));
+      synchronize(l);
       const int me = first_rank + static_cast<int>(i);
       const size_t part = l.in->count() / 2;
       for (size_t k = 0; k < part; ++k) {
@@ -78,7 +88,7 @@ void useFromOneThread(std::vector<Local>& locals, int first_rank, int world) {
 void destroy(std::vector<Local>& locals) {
   for (Local& l : locals) {
     CHECK_NCCL(ncclCommDestroy(l.comm));
-    CHECK_CUDA(cudaStreamDestroy(l.stream));
+    if (l.stream != nullptr) CHECK_CUDA(cudaStreamDestroy(l.stream));
   }
 }
 
@@ -89,19 +99,26 @@ RANK_PROGRAM(InitAll) {
   CHECK_NCCL(ncclCommInitAll(comms.data(), kRanks, nullptr));
   std::vector<Local> locals(kRanks);
   for (int i = 0; i < kRanks; ++i) {
-    prepare(&locals[i], i, i, 6000);
+    prepare(&locals[i], i, i, 6000, rank.args().empty());
     locals[i].comm = comms[i];
   }
   useFromOneThread(locals, 0, kRanks);
   destroy(locals);
 }
 
-TEST_F(ProcessPrograms, InitAllOneThread) {
-  for (const Environment& env : {compressing(), passing(), Environment{{"HALFWIRE_MODE", "off"}}}) runs("InitAll", 1, env);
-  runs("InitAll", 1, with(compressing(), {{"HALFWIRE_CHUNK_BYTES", "1KiB"}, {"HALFWIRE_HOST_DELAY_US", "500"}}));
+TEST_F(ProcessPrograms, InitAllDefaultStreams) {
+  for (const Environment& env : {compressing(), passing()}) runs("InitAll", 1, env, {"default"});
 }
 
-// Each process is several ranks of one communicator, made in a group by one thread. Argument: ranks per process.
+TEST_F(ProcessPrograms, InitAllOneThread) {
+  for (const Environment& env : {compressing(), passing(), Environment{{"HALFWIRE_MODE", "off"}}})
+    runs("InitAll", 1, env);
+  runs("InitAll", 1,
+       with(compressing(), {{"HALFWIRE_CHUNK_BYTES", "1KiB"}, {"HALFWIRE_HOST_DELAY_US", "500"}}));
+}
+
+// Each process is several ranks of one communicator, made in a group by one thread. Argument: ranks per
+// process.
 RANK_PROGRAM(GroupedInit) {
   const int per_process = std::stoi(rank.args().at(0));
   const int world = per_process * rank.ranks();
@@ -124,7 +141,8 @@ TEST_F(ProcessPrograms, GroupedInitOneThread) {
     runs("GroupedInit", 1, env, {"3"});
     runs("GroupedInit", 2, env, {"2"});
   }
-  runs("GroupedInit", 2, with(compressing(), {{"HALFWIRE_CHUNK_BYTES", "1KiB"}, {"HALFWIRE_HOST_DELAY_US", "500"}}), {"2"});
+  runs("GroupedInit", 2,
+       with(compressing(), {{"HALFWIRE_CHUNK_BYTES", "1KiB"}, {"HALFWIRE_HOST_DELAY_US", "500"}}), {"2"});
 }
 
 // Each process is several ranks, and each rank has a thread of its own. Argument: ranks per process.
@@ -218,8 +236,8 @@ RANK_PROGRAM(ComeAndGo) {
 
 TEST_F(ProcessPrograms, CommunicatorsComeAndGo) { runs("ComeAndGo", 2, compressing()); }
 
-// A watchdog aborts the communicator while the main thread makes call after call, grouped and not. The main thread
-// comes back with an error; nothing hangs and nothing crashes.
+// A watchdog aborts the communicator while the main thread makes call after call, grouped and not. The main
+// thread comes back with an error; nothing hangs and nothing crashes.
 RANK_PROGRAM(AbortWhileInside) {
   const ncclComm_t comm = makeWorld(rank);
   const bool partner_stays_away = rank.args().at(0) == "away";
@@ -242,7 +260,8 @@ RANK_PROGRAM(AbortWhileInside) {
   ncclResult_t result = ncclSuccess;
   int calls = 0;
   Rank::note("calling");
-  // After the abort the handle is gone: a real program stops using it, so does this one, as soon as it can know.
+  // After the abort the handle is gone: a real program stops using it, so does this one, as soon as it can
+  // know.
   while (!aborted && result == ncclSuccess) {
     const bool grouped = calls++ % 3 == 0;
     if (grouped) result = ncclGroupStart();
@@ -265,7 +284,8 @@ RANK_PROGRAM(AbortWhileInside) {
 
 TEST_F(ProcessPrograms, AbortWhileInside) {
   for (int round = 0; round < 3; ++round) {
-    for (const Environment& env : {compressing(), with(compressing(), {{"HALFWIRE_CHUNK_BYTES", "4KiB"}}), passing()}) {
+    for (const Environment& env :
+         {compressing(), with(compressing(), {{"HALFWIRE_CHUNK_BYTES", "4KiB"}}), passing()}) {
       runs("AbortWhileInside", 2, env, {"calling"});
       runs("AbortWhileInside", 2, env, {"away"});
     }

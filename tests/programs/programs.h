@@ -1,4 +1,5 @@
-// What the test programs share: settings, buffers, and results that can be told exactly although the wire rounds.
+// What the test programs share: settings, buffers, and results that can be told exactly although the wire
+// rounds.
 #pragma once
 
 #include <cstdint>
@@ -70,13 +71,13 @@ class Buffer {
     for (size_t i = 0; i < count_; ++i) soak::store(type_, data_, i, value);
   }
   double get(size_t i) const { return soak::load(type_, data_, i); }
-  // A buffer of equal numbers of few bits survives the wire exactly: it is its blocks' amax, and codes for the amax
-  // decode to it within an fp32 ulp, which rounds away in 16 bits.
+  // A buffer of equal numbers of few bits survives the wire exactly: it is its blocks' amax, and codes for
+  // the amax decode to it within an fp32 ulp, which rounds away in 16 bits.
   void expect(double value, const char* what) const {
     for (size_t i = 0; i < count_; ++i) {
       if (get(i) == value) continue;
-      RANK_FAIL(std::string(what) + ": element " + std::to_string(i) + " is " + std::to_string(get(i)) + ", not " +
-                std::to_string(value));
+      RANK_FAIL(std::string(what) + ": element " + std::to_string(i) + " is " + std::to_string(get(i)) +
+                ", not " + std::to_string(value));
     }
   }
   uint64_t hash() const { return soak::hashBytes(data_, bytes()); }

@@ -13,7 +13,7 @@ namespace halfwire::soak {
 namespace {
 
 constexpr uint64_t kLargest = 1u << 20;  // elements of one message
-constexpr uint64_t kBudget = 3u << 20;   // elements of a program, all ranks' buffers together
+constexpr uint64_t kBudget = 6u << 20;   // elements of a program, all ranks' buffers together
 constexpr ncclDataType_t kTypes[] = {ncclBfloat16, ncclBfloat16, ncclBfloat16, ncclFloat16, ncclFloat16,
                                      ncclFloat32,  ncclFloat32,  ncclInt32,    ncclInt8,    ncclFloat64};
 
@@ -222,15 +222,29 @@ class Generator {
       for (int i = 0; i < messages; ++i) ops.push_back(addOp(comm, true));
       canonical.insert(canonical.end(), ops.begin(), ops.end());
     }
+    // NCCL sorts and aggregates the collectives that a group holds of one communicator, so where there are
+    // several, either all members group them or none does. Everything else each rank groups as it likes.
+    std::vector<int> collectives(program_.comms.size(), 0);
+    for (const int id : canonical) {
+      const Op& op = program_.ops[id];
+      if (op.count > 0 && op.kind != OpKind::kSendRecv && op.kind != OpKind::kAlltoAll)
+        ++collectives[op.comm];
+    }
+    const bool nobody = random_.chance(12);
     Step step;
-    for (int rank = 0; rank < program_.ranks; ++rank)
-      step.ranks.push_back(makeRankStep(rank, canonical, wide));
+    for (int rank = 0; rank < program_.ranks; ++rank) {
+      bool must = false;
+      for (size_t c = 0; c < collectives.size(); ++c) {
+        must = must || (collectives[c] > 1 && program_.rankIn(static_cast<int>(c), rank) >= 0);
+      }
+      const int percent = nobody ? 0 : must ? 100 : wide ? 60 : 15;
+      step.ranks.push_back(makeRankStep(rank, canonical, percent));
+    }
     program_.steps.push_back(step);
   }
 
-  RankStep makeRankStep(int rank, const std::vector<int>& canonical, bool wide) {
+  RankStep makeRankStep(int rank, const std::vector<int>& canonical, int group_percent) {
     RankStep step;
-    bool needs_group = false;
     for (const int id : canonical) {
       const Op& op = program_.ops[id];
       const int me = program_.rankIn(op.comm, rank);
@@ -241,20 +255,17 @@ class Generator {
         continue;
       }
       // A message to oneself needs both ends in one group.
-      needs_group = needs_group || op.root == op.peer;
+      if (op.root == op.peer && group_percent == 0) continue;
       for (const bool send : {true, false}) {
         if (me != (send ? op.root : op.peer)) continue;
         step.order.push_back(id);
         step.sends.push_back(send);
       }
     }
-    // Messages to oneself exist only where both calls belong to one rank, so only that rank has to group.
-    if (needs_group) {
-      needs_group = false;
-      for (size_t i = 0; i + 1 < step.order.size(); ++i)
-        needs_group = needs_group || step.order[i] == step.order[i + 1];
-    }
-    step.grouped = needs_group || (wide ? random_.chance(75) : random_.chance(15));
+    bool to_self = false;
+    for (size_t i = 0; i + 1 < step.order.size(); ++i)
+      to_self = to_self || step.order[i] == step.order[i + 1];
+    step.grouped = to_self || random_.chance(group_percent);
     if (step.grouped) {
       shuffleGroup(&step);
       step.nesting = random_.chance(20) ? static_cast<int>(random_.between(2, 3)) : 1;
@@ -290,6 +301,9 @@ class Generator {
   std::vector<int> firstCalls(const RankStep& step) const {
     std::vector<int> comms;
     for (const int id : step.order) {
+      // NCCL discards empty collectives before it notes their communicator; an empty message is a task like
+      // any other.
+      if (program_.ops[id].count == 0 && program_.ops[id].kind != OpKind::kSendRecv) continue;
       const int comm = program_.ops[id].comm;
       if (std::find(comms.begin(), comms.end(), comm) == comms.end()) comms.push_back(comm);
     }

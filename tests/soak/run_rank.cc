@@ -270,8 +270,15 @@ struct Task {
   }
 };
 
-void runFill(void* task) { static_cast<Task*>(task)->fill(); }
-void runCheck(void* task) { static_cast<Task*>(task)->check(); }
+void runFill(void* task) {
+  Rank::noteWork("filled for operation", static_cast<Task*>(task)->op->id);
+  static_cast<Task*>(task)->fill();
+}
+
+void runCheck(void* task) {
+  Rank::noteWork("checked operation", static_cast<Task*>(task)->op->id);
+  static_cast<Task*>(task)->check();
+}
 
 class RankRun {
  public:
@@ -294,7 +301,8 @@ class RankRun {
       if (comm == nullptr) continue;
       ncclResult_t error = ncclSuccess;
       CHECK_NCCL(ncclCommGetAsyncError(comm, &error));
-      if (error != ncclSuccess) RANK_FAIL("asynchronous error " + std::to_string(error) + ": " + ncclGetLastError(comm));
+      if (error != ncclSuccess)
+        RANK_FAIL("asynchronous error " + std::to_string(error) + ": " + ncclGetLastError(comm));
     }
     const std::string errors = findings_.errors();
     destroy();

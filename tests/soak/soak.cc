@@ -206,8 +206,10 @@ int main(int argc, char** argv) {
   app.add_option("--compare-every", options.compare_every,
                  "compare every n-th program's passing calls with a run without the library")
       ->check(CLI::PositiveNumber);
-  app.add_option("--hang", options.hang_s, "seconds after which a program counts as hung")->check(CLI::PositiveNumber);
-  app.add_option("--set", options.set, "NAME=VALUE: a variable of the ranks' environment other than the program's own");
+  app.add_option("--hang", options.hang_s, "seconds after which a program counts as hung")
+      ->check(CLI::PositiveNumber);
+  app.add_option("--set", options.set,
+                 "NAME=VALUE: a variable of the ranks' environment other than the program's own");
   app.add_option("--library", options.library, "the libhalfwire.so to test");
   CLI11_PARSE(app, argc, argv);
   return halfwire::soak::runSoak(options);

@@ -26,6 +26,8 @@ std::map<std::string, RankProgram>& registry() {
 
 std::atomic<const char*> g_note_text{"start"};
 std::atomic<long> g_note_number{-1};
+std::atomic<const char*> g_work_text{"nothing noted"};
+std::atomic<long> g_work_number{-1};
 std::atomic_flag g_printing = ATOMIC_FLAG_INIT;
 
 void writeText(const char* text) { (void)!write(STDERR_FILENO, text, strlen(text)); }
@@ -45,7 +47,8 @@ void printBacktrace(int) {
 
 void printWhereabouts(int) {
   char line[160];
-  snprintf(line, sizeof line, "--- asked where it is: %s %ld\n", g_note_text.load(), g_note_number.load());
+  snprintf(line, sizeof line, "--- asked where it is: %s %ld; streams: %s %ld\n", g_note_text.load(),
+           g_note_number.load(), g_work_text.load(), g_work_number.load());
   writeText(line);
   DIR* tasks = opendir("/proc/self/task");
   if (tasks == nullptr) return;
@@ -86,6 +89,11 @@ void Rank::report(const std::string& key, const std::string& value) {
 void Rank::note(const char* text, long number) {
   g_note_number.store(number, std::memory_order_relaxed);
   g_note_text.store(text, std::memory_order_relaxed);
+}
+
+void Rank::noteWork(const char* text, long number) {
+  g_work_number.store(number, std::memory_order_relaxed);
+  g_work_text.store(text, std::memory_order_relaxed);
 }
 
 void Rank::fail(const char* file, int line, const std::string& message) {

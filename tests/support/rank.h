@@ -26,6 +26,8 @@ class Rank {
   // Says where this rank is, in the words of the test; shown if it hangs. Cheap. `text` must outlive the
   // rank.
   static void note(const char* text, long number = -1);
+  // The same for what the streams are doing.
+  static void noteWork(const char* text, long number = -1);
 
   // Ends the process with exit code 1 after printing `message`.
   [[noreturn]] static void fail(const char* file, int line, const std::string& message);
