@@ -21,6 +21,34 @@ uint16_t toBf16(float x) {
 
 float fromBf16(uint16_t x) { return std::bit_cast<float>(static_cast<uint32_t>(x) << 16); }
 
+// Every element on its own and without fused operations: the wide version gives the bits of the narrow one.
+#if defined(__x86_64__)
+#define TRAIN_LM_WIDE __attribute__((target_clones("avx2", "default")))
+#else
+#define TRAIN_LM_WIDE
+#endif
+
+TRAIN_LM_WIDE void roundAll(const float* __restrict in, uint64_t count, uint16_t* __restrict out) {
+  for (uint64_t i = 0; i < count; ++i) out[i] = toBf16(in[i]);
+}
+
+struct AdamStep {
+  float rate, beta1, beta2, epsilon, correct1, correct2;
+};
+
+TRAIN_LM_WIDE void adam(const AdamStep& step, uint64_t count, const uint16_t* __restrict gradients,
+                        float* __restrict mean, float* __restrict square, float* __restrict weights) {
+  const AdamStep s = step;
+  for (uint64_t i = 0; i < count; ++i) {
+    const float g = fromBf16(gradients[i]);
+    const float m = s.beta1 * mean[i] + (1.0f - s.beta1) * g;
+    const float v = s.beta2 * square[i] + (1.0f - s.beta2) * g * g;
+    mean[i] = m;
+    square[i] = v;
+    weights[i] -= s.rate * (m * s.correct1) / (std::sqrt(v * s.correct2) + s.epsilon);
+  }
+}
+
 }  // namespace
 
 Bucket::Bucket(const std::vector<torch::Tensor>& parameters) : parameters_(parameters) {
@@ -53,8 +81,7 @@ ncclResult_t Bucket::startAverage(ncclComm_t comm, cudaStream_t stream) {
   for (torch::Tensor& p : parameters_) {
     const auto n = static_cast<uint64_t>(p.numel());
     const torch::Tensor gradient = p.grad().contiguous();
-    const float* g = gradient.data_ptr<float>();
-    for (uint64_t i = 0; i < n; ++i) gradients_[at + i] = toBf16(g[i]);
+    roundAll(gradient.data_ptr<float>(), n, gradients_ + at);
     at += n;
     p.mutable_grad().reset();
   }
@@ -68,15 +95,8 @@ void Bucket::update(const AdamSettings& s, float rate, int step) {
   check(cudaEventSynchronize(arrived_));
   const float correct1 = 1.0f / (1.0f - std::pow(s.beta1, static_cast<float>(step)));
   const float correct2 = 1.0f / (1.0f - std::pow(s.beta2, static_cast<float>(step)));
-  float* const w = master_;
-  float* const m = mean_.data();
-  float* const v = square_.data();
-  for (uint64_t i = 0; i < elements_; ++i) {
-    const float g = fromBf16(gradients_[i]);
-    m[i] = s.beta1 * m[i] + (1.0f - s.beta1) * g;
-    v[i] = s.beta2 * v[i] + (1.0f - s.beta2) * g * g;
-    w[i] -= rate * (m[i] * correct1) / (std::sqrt(v[i] * correct2) + s.epsilon);
-  }
+  adam({rate, s.beta1, s.beta2, s.epsilon, correct1, correct2}, elements_, gradients_, mean_.data(),
+       square_.data(), master_);
 }
 
 }  // namespace train_lm

@@ -2,6 +2,7 @@
 // host engine moves bf16 gradients between the ranks. It knows nothing of Halfwire; `halfwire run -n 4 --
 // train_lm` compresses them.
 #include <fmt/format.h>
+#include <malloc.h>
 #include <unistd.h>
 
 #include <chrono>
@@ -26,7 +27,7 @@ namespace {
 
 struct Options {
   int64_t steps = 240;
-  int64_t batch = 2;
+  int64_t batch = 1;
   int64_t warm_up = 20;  // steps until the full learning rate
   int64_t seed = 1;
   std::string text;
@@ -231,6 +232,10 @@ int main(int argc, char** argv) {
   try {
     torch::manual_seed(static_cast<uint64_t>(options.seed));
     torch::set_num_threads(1);  // the ranks share the machine
+    // Gradients come and go every step: keep their memory instead of asking the kernel for zeroed pages each
+    // time.
+    mallopt(M_MMAP_THRESHOLD, 256 << 20);
+    mallopt(M_TRIM_THRESHOLD, 1 << 30);
     Training training(options, info.value());
     const RankResult result = training.run();
     if (!options.out.empty() && !writeResult(options.out, result))
