@@ -79,7 +79,7 @@ std::vector<std::vector<size_t>> findGroups(const std::vector<LaneReport>& lanes
   return groups;
 }
 
-void describeFp8(const AnalyzeOptions& options, const std::vector<int64_t>& needed, LaneReport* r) {
+void describeFp8(const AnalyzeOptions& options, LaneReport* r) {
   Fp8Outlook& f = r->fp8;
   f.exposed_ns = r->lane.total.exposed;
   double gain = 0;
@@ -93,7 +93,6 @@ void describeFp8(const AnalyzeOptions& options, const std::vector<int64_t>& need
           static_cast<int64_t>(static_cast<double>(row.bytes) * options.codec->seconds_per_byte * 1e9);
     }
   }
-  (void)needed;
   f.touchable_ns = std::min(f.touchable_ns, f.exposed_ns);
   f.gain_ns = std::max<int64_t>(0, static_cast<int64_t>(gain) - f.codec_ns);
 
@@ -290,7 +289,11 @@ Result<Analysis> analyzeFiles(const std::vector<std::string>& files, const Analy
   a.what_if_comm = options.what_if_comm;
   // Process group names and rank lists outlive the timelines, which do not.
   std::vector<trace::Strings> names;
-  std::vector<size_t> names_of;
+  // How much of a collective is waiting is only known when all ranks are: a what-if replay of several has to
+  // wait for it.
+  const bool replay_later = options.what_if_comm.has_value() && files.size() > 1;
+  const bool keep = options.keep_timelines || replay_later;
+  const double scale = options.what_if_comm.value_or(1.0);
   for (const std::string& file : files) {
     trace::ReadOptions read;
     if (options.progress) {
@@ -321,10 +324,10 @@ Result<Analysis> analyzeFiles(const std::vector<std::string>& files, const Analy
       r.warnings = t.warnings;
       r.lane = std::move(lane);
       r.timeline = names.size();
-      if (want_replay && has_activity) r.replay = replay(t, r.lane, options.what_if_comm.value_or(1.0), {});
+      if (want_replay && has_activity && !replay_later) r.replay = replay(t, r.lane, scale, {});
       a.lanes.push_back(std::move(r));
     }
-    if (options.keep_timelines) {
+    if (keep) {
       names.emplace_back();
       a.timelines.push_back(std::move(t));
     } else {
@@ -332,7 +335,7 @@ Result<Analysis> analyzeFiles(const std::vector<std::string>& files, const Analy
     }
   }
   const auto strings = [&](size_t i) -> const trace::Strings& {
-    return options.keep_timelines ? a.timelines[i].names : names[i];
+    return keep ? a.timelines[i].names : names[i];
   };
 
   std::vector<std::vector<int64_t>> needed(a.lanes.size());
@@ -358,11 +361,14 @@ Result<Analysis> analyzeFiles(const std::vector<std::string>& files, const Analy
   }
   for (size_t i = 0; i < a.lanes.size(); ++i) {
     LaneReport& r = a.lanes[i];
+    if (replay_later && r.has_device_activity)
+      r.replay = replay(a.timelines[r.timeline], r.lane, scale, needed[i]);
     r.collectives = tabulate(strings(r.timeline), r.lane.comms, needed[i], r.world_size);
-    describeFp8(options, needed[i], &r);
+    describeFp8(options, &r);
     diagnose(&r);
   }
   for (GroupReport& g : a.groups) describeGroup(a, &g);
+  if (!options.keep_timelines) a.timelines.clear();
   return a;
 }
 

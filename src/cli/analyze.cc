@@ -5,16 +5,20 @@
 #include <unistd.h>
 
 #include <CLI/CLI.hpp>
+#include <cerrno>
 #include <charconv>
 #include <chrono>
 #include <cstdio>
+#include <cstring>
 #include <memory>
 #include <optional>
 #include <string>
 #include <vector>
 
 #include "cli/command.h"
+#include "report/html_report.h"
 #include "report/json_report.h"
+#include "report/perfetto_report.h"
 #include "report/text_report.h"
 #include "trace/trace_file.h"
 
@@ -25,6 +29,8 @@ struct Options {
   std::vector<std::string> traces;
   std::vector<std::string> patterns;
   std::string what_if;
+  std::string html;
+  std::string perfetto;
   int top = 8;
   bool json = false;
   bool critical_path = false;
@@ -33,6 +39,22 @@ struct Options {
 int fail(const Status& status) {
   fmt::print(stderr, "halfwire analyze: {}\n", status.message());
   return 2;
+}
+
+// Writes a file whole or not at all: under a name of its own first.
+template <class Write>
+Status writeFile(const std::string& path, Write write) {
+  const std::string part = path + ".part";
+  const auto problem = [&](const char* what) {
+    return Status(StatusCode::kUnavailable, fmt::format("{}: {}: {}", path, what, std::strerror(errno)));
+  };
+  std::FILE* file = std::fopen(part.c_str(), "wb");
+  if (file == nullptr) return problem("cannot be created");
+  Status status = write(file);
+  if (std::fclose(file) != 0 && status.ok()) status = problem("cannot be written");
+  if (status.ok() && std::rename(part.c_str(), path.c_str()) != 0) status = problem("cannot be put in place");
+  if (!status.ok()) std::remove(part.c_str());
+  return status;
 }
 
 // "comm=0.52".
@@ -94,6 +116,7 @@ int run(const Options& o) {
     if (!scale.ok()) return fail(scale.status());
     options.what_if_comm = scale.value();
   }
+  options.keep_timelines = !o.html.empty() || !o.perfetto.empty();
   if (o.critical_path) options.critical_path = true;
   Progress progress;
   options.progress = [&](const std::string& file, uint64_t done, uint64_t total) {
@@ -102,6 +125,20 @@ int run(const Options& o) {
   Result<analysis::Analysis> result = analysis::analyzeFiles(files.value(), options);
   progress.clear();
   if (!result.ok()) return fail(result.status());
+  if (!o.html.empty()) {
+    const Status status = writeFile(o.html, [&](std::FILE* file) {
+      const std::string page = report::analyzeHtml(result.value());
+      if (std::fwrite(page.data(), 1, page.size(), file) == page.size()) return Status();
+      return Status(StatusCode::kUnavailable,
+                    fmt::format("{}: cannot be written: {}", o.html, std::strerror(errno)));
+    });
+    if (!status.ok()) return fail(status);
+  }
+  if (!o.perfetto.empty()) {
+    const Status status =
+        writeFile(o.perfetto, [&](std::FILE* file) { return report::writePerfetto(result.value(), file); });
+    if (!status.ok()) return fail(status);
+  }
   const std::string text =
       o.json ? report::analyzeJson(result.value()) : report::analyzeText(result.value(), o.top);
   if (std::fwrite(text.data(), 1, text.size(), stdout) != text.size() || std::fflush(stdout) != 0) {
@@ -128,6 +165,10 @@ void addAnalyzeCommand(CLI::App& app, int* exit_code) {
                    "Further communication kernels: a regular expression of their names, or REGEX=type; may "
                    "be repeated")
       ->allow_extra_args(false);
+  command->add_option("--html", options->html, "Write a report as one HTML file");
+  command->add_option(
+      "--perfetto", options->perfetto,
+      "Write the trace with tracks of exposed communication and idle causes, for ui.perfetto.dev");
   command->add_option("--what-if", options->what_if, "Replay with communication scaled, e.g. comm=0.52");
   command->add_flag("--critical-path", options->critical_path, "Critical path also for large traces");
   command->callback([options, exit_code] { *exit_code = run(*options); });
