@@ -504,6 +504,8 @@ class Bench {
                                     {"identical", identical},
                                     {"launches", launches},
                                     {"host_us", host_us},
+                                    {"exact_host_us", control_.max(median(exact.host_us))},
+                                    {"packet_host_us", control_.max(median(p.host_us))},
                                     {"speedup_ci95", medianInterval(ratios(exact.us, w.us))},
                                     {"wire_over_packet", median(ratios(w.us, p.us))},
                                     {"wire_over_packet_ci95", medianInterval(ratios(w.us, p.us))},
