@@ -177,7 +177,7 @@ class ReducePipeline {
         depth_(std::min(segments_, lag_ + 2)),
         peers_(peersOf(mesh)),
         stride_(std::min(elements_, parts.part) * width_),
-        scratch_(new char[depth_ * peers_.size() * stride_ + 1]),
+        scratch_(mesh.scratch(depth_ * peers_.size() * stride_ + 1)),
         arriving_(depth_),
         flow_(mesh) {}
 
@@ -195,9 +195,7 @@ class ReducePipeline {
     const size_t size = parts_.size(rank), begin = std::min(size, k * elements_);
     return std::min(elements_, size - begin) * width_;
   }
-  char* scratch(size_t k, size_t peer) {
-    return scratch_.get() + ((k % depth_) * peers_.size() + peer) * stride_;
-  }
+  char* scratch(size_t k, size_t peer) { return scratch_ + ((k % depth_) * peers_.size() + peer) * stride_; }
 
   bool post(size_t k) {
     if (k >= segments_) return true;
@@ -262,7 +260,7 @@ class ReducePipeline {
   const size_t width_, elements_, segments_, lag_, depth_;
   const std::vector<int> peers_;
   const size_t stride_;
-  const std::unique_ptr<char[]> scratch_;
+  char* const scratch_;
   std::vector<std::vector<Message*>> arriving_;
   std::vector<uint64_t> factors_;
   Flow flow_;

@@ -228,7 +228,8 @@ Outcome Communicator::launch(cudaStream_t stream, std::vector<CollectiveCall> co
       --communicator.queued_;
       communicator.idle_.notify_all();
     }
-    // A communicator destroys its event, which a host function must not do: the last one to know it passes it on.
+    // A communicator destroys its event, which a host function must not do: the last one to know it passes it
+    // on.
     if (job->communicator.use_count() == 1) service->post([last = std::move(job->communicator)] {});
   };
   const cudaError_t error = engine().launchHostFunc(stream, body, job);

@@ -51,7 +51,7 @@ constexpr size_t kBig = 300000;  // several segments
 
 // One rank groups what the other calls one by one.
 TEST(Groups, GroupedHereUngroupedThere) {
-  EXPECT_TRUE(runRanks(2, [](Rank& self) {
+  runRanks(2, [](Rank& self) {
     const ncclComm_t a = self.world(0), b = self.world(1);
     const cudaStream_t stream = Rank::stream();
     Floats x(kBig, 1), y(kBig, 2);
@@ -66,12 +66,12 @@ TEST(Groups, GroupedHereUngroupedThere) {
     EXPECT_TRUE(y.all(64));
     OK(ncclCommDestroy(a));
     OK(ncclCommDestroy(b));
-  }));
+  });
 }
 
 // Groups that hold the same calls of one communicator beside calls of different others.
 TEST(Groups, SharedAndPrivateCommunicatorsInOneGroup) {
-  EXPECT_TRUE(runRanks(3, [](Rank& self) {
+  runRanks(3, [](Rank& self) {
     const ncclComm_t a = among(self, 0, {0, 1}), b = among(self, 1, {0, 2}), c = among(self, 2, {1, 2});
     const cudaStream_t stream = Rank::stream();
     Floats first(kBig, 1), second(kBig, 1), third(kBig, 1);
@@ -91,12 +91,12 @@ TEST(Groups, SharedAndPrivateCommunicatorsInOneGroup) {
     EXPECT_TRUE(first.all(32));
     EXPECT_TRUE(second.all(32));
     for (const ncclComm_t comm : {a, b, c}) OK(ncclCommDestroy(comm));
-  }));
+  });
 }
 
 // In a group collectives run before point-to-point calls, in whatever order they were called.
 TEST(Groups, CollectivesBeforePointToPoint) {
-  EXPECT_TRUE(runRanks(2, [](Rank& self) {
+  runRanks(2, [](Rank& self) {
     const ncclComm_t comm = self.world();
     const cudaStream_t stream = Rank::stream();
     Floats x(kBig, 1), message(kBig, static_cast<float>(self.rank));
@@ -116,12 +116,12 @@ TEST(Groups, CollectivesBeforePointToPoint) {
     EXPECT_TRUE(x.all(16));
     EXPECT_TRUE(message.all(0));
     OK(ncclCommDestroy(comm));
-  }));
+  });
 }
 
 // Sends to oneself, several messages to one peer (matched in order), uneven sizes, none at all.
 TEST(Groups, ManyMessages) {
-  EXPECT_TRUE(runRanks(3, [](Rank& self) {
+  runRanks(3, [](Rank& self) {
     const ncclComm_t comm = self.world();
     const cudaStream_t stream = Rank::stream();
     Floats out(30000), in(30000);
@@ -153,59 +153,60 @@ TEST(Groups, ManyMessages) {
       }
     }
     OK(ncclCommDestroy(comm));
-  }));
+  });
 }
 
 // Two streams in one group are joined before it and after it.
 TEST(Groups, JoinsItsStreams) {
-  EXPECT_TRUE(runRanks(2,
-                       [](Rank& self) {
-                         const ncclComm_t comm = self.world();
-                         const cudaStream_t one = Rank::stream(), two = Rank::stream();
-                         Floats x(1000, 0), y(1000, 0), copy_x(1000, 0), copy_y(1000, 0);
-                         const size_t bytes = 1000 * sizeof(float);
-                         const auto slow_set = [](void* p) {
-                           std::this_thread::sleep_for(30ms);
-                           std::fill_n(static_cast<float*>(p), 1000, 1.0f);
-                         };
-                         OK(cudaLaunchHostFunc(one, slow_set, x.data));
-                         OK(cudaLaunchHostFunc(two, slow_set, y.data));
-                         OK(ncclGroupStart());
-                         OK(sum(x, comm, one));
-                         OK(sum(y, comm, two));
-                         OK(ncclGroupEnd());
-                         // Each stream sees what the group did on the other.
-                         OK(cudaMemcpyAsync(copy_y.data, y.data, bytes, cudaMemcpyDeviceToDevice, one));
-                         OK(cudaMemcpyAsync(copy_x.data, x.data, bytes, cudaMemcpyDeviceToDevice, two));
-                         OK(cudaDeviceSynchronize());
-                         EXPECT_TRUE(copy_x.all(2));
-                         EXPECT_TRUE(copy_y.all(2));
-                         OK(ncclCommDestroy(comm));
-                       },
-                       {{"HALFWIRE_HOST_DELAY_US", "2000"}}));
+  runRanks(2,
+           [](Rank& self) {
+             const ncclComm_t comm = self.world();
+             const cudaStream_t one = Rank::stream(), two = Rank::stream();
+             Floats x(1000, 0), y(1000, 0), copy_x(1000, 0), copy_y(1000, 0);
+             const size_t bytes = 1000 * sizeof(float);
+             const auto set = [](void* p) { std::fill_n(static_cast<float*>(p), 1000, 1.0f); };
+             const auto slow_set = [](void* p) {
+               std::this_thread::sleep_for(100ms);
+               std::fill_n(static_cast<float*>(p), 1000, 1.0f);
+             };
+             OK(cudaLaunchHostFunc(one, set, x.data));
+             OK(cudaLaunchHostFunc(two, slow_set, y.data));
+             OK(ncclGroupStart());
+             OK(sum(x, comm, one));
+             OK(sum(y, comm, two));
+             OK(ncclGroupEnd());
+             // Each stream sees what the group did on the other.
+             OK(cudaMemcpyAsync(copy_y.data, y.data, bytes, cudaMemcpyDeviceToDevice, one));
+             OK(cudaMemcpyAsync(copy_x.data, x.data, bytes, cudaMemcpyDeviceToDevice, two));
+             OK(cudaDeviceSynchronize());
+             EXPECT_TRUE(copy_x.all(2));
+             EXPECT_TRUE(copy_y.all(2));
+             OK(ncclCommDestroy(comm));
+           },
+           {{"HALFWIRE_HOST_DELAY_US", "2000"}});
 }
 
 // Calls of one communicator run in the order of the calls even if the streams would allow another.
 TEST(Streams, OneCommunicatorIsSerial) {
-  EXPECT_TRUE(runRanks(2,
-                       [](Rank& self) {
-                         const ncclComm_t comm = self.world();
-                         const cudaStream_t streams[2] = {Rank::stream(), Rank::stream()};
-                         Floats x(5000, 1);
-                         for (int i = 0; i < 20; ++i) {
-                           // The ranks use the streams in opposite order.
-                           OK(sum(x, comm, streams[(i + self.rank) % 2]));
-                         }
-                         OK(cudaDeviceSynchronize());
-                         EXPECT_TRUE(x.all(1048576));
-                         OK(ncclCommDestroy(comm));
-                       },
-                       {{"HALFWIRE_HOST_DELAY_US", "1000"}}));
+  runRanks(2,
+           [](Rank& self) {
+             const ncclComm_t comm = self.world();
+             const cudaStream_t streams[2] = {Rank::stream(), Rank::stream()};
+             Floats x(5000, 1);
+             for (int i = 0; i < 20; ++i) {
+               // The ranks use the streams in opposite order.
+               OK(sum(x, comm, streams[(i + self.rank) % 2]));
+             }
+             OK(cudaDeviceSynchronize());
+             EXPECT_TRUE(x.all(1048576));
+             OK(ncclCommDestroy(comm));
+           },
+           {{"HALFWIRE_HOST_DELAY_US", "1000"}});
 }
 
 // Two communicators on two streams are independent: each waits only for its own peers.
 TEST(Streams, TwoCommunicatorsAreIndependent) {
-  EXPECT_TRUE(runRanks(2, [](Rank& self) {
+  runRanks(2, [](Rank& self) {
     const ncclComm_t a = self.world(0), b = self.world(1);
     const cudaStream_t one = Rank::stream(), two = Rank::stream();
     Floats x(1000, 1), y(1000, 1);
@@ -217,11 +218,11 @@ TEST(Streams, TwoCommunicatorsAreIndependent) {
     EXPECT_TRUE(y.all(2));
     OK(ncclCommDestroy(a));
     OK(ncclCommDestroy(b));
-  }));
+  });
 }
 
 TEST(Streams, EnqueueReturnsBeforeThePeerIsThere) {
-  EXPECT_TRUE(runRanks(2, [](Rank& self) {
+  runRanks(2, [](Rank& self) {
     const ncclComm_t comm = self.world();
     const cudaStream_t stream = Rank::stream();
     Floats x(1000, 1);
@@ -234,27 +235,27 @@ TEST(Streams, EnqueueReturnsBeforeThePeerIsThere) {
     OK(cudaStreamSynchronize(stream));
     EXPECT_TRUE(x.all(2));
     OK(ncclCommDestroy(comm));
-  }));
+  });
 }
 
 // A group whose streams share one hardware queue.
 TEST(Streams, OneHardwareQueue) {
-  EXPECT_TRUE(runRanks(2,
-                       [](Rank& self) {
-                         const ncclComm_t a = self.world(0), b = self.world(1);
-                         const cudaStream_t one = Rank::stream(), two = Rank::stream();
-                         Floats x(kBig, 1), y(kBig, 1);
-                         for (int i = 0; i < 4; ++i) {
-                           OK(sum(x, a, one));
-                           OK(sum(y, b, two));
-                         }
-                         OK(cudaDeviceSynchronize());
-                         EXPECT_TRUE(x.all(16));
-                         EXPECT_TRUE(y.all(16));
-                         OK(ncclCommDestroy(a));
-                         OK(ncclCommDestroy(b));
-                       },
-                       {{"HALFWIRE_HOST_HW_QUEUES", "1"}}));
+  runRanks(2,
+           [](Rank& self) {
+             const ncclComm_t a = self.world(0), b = self.world(1);
+             const cudaStream_t one = Rank::stream(), two = Rank::stream();
+             Floats x(kBig, 1), y(kBig, 1);
+             for (int i = 0; i < 4; ++i) {
+               OK(sum(x, a, one));
+               OK(sum(y, b, two));
+             }
+             OK(cudaDeviceSynchronize());
+             EXPECT_TRUE(x.all(16));
+             EXPECT_TRUE(y.all(16));
+             OK(ncclCommDestroy(a));
+             OK(ncclCommDestroy(b));
+           },
+           {{"HALFWIRE_HOST_HW_QUEUES", "1"}});
 }
 
 void sumOnAll(const std::vector<ncclComm_t>& comms, const std::vector<cudaStream_t>& streams,
@@ -266,7 +267,7 @@ void sumOnAll(const std::vector<ncclComm_t>& comms, const std::vector<cudaStream
 
 // One thread drives four ranks.
 TEST(OneProcess, InitAll) {
-  EXPECT_TRUE(runRanks(1, [](Rank&) {
+  runRanks(1, [](Rank&) {
     std::vector<ncclComm_t> comms(4);
     OK(ncclCommInitAll(comms.data(), 4, nullptr));
     std::vector<cudaStream_t> streams;
@@ -301,12 +302,12 @@ TEST(OneProcess, InitAll) {
     for (const cudaStream_t stream : streams) OK(cudaStreamSynchronize(stream));
     for (const auto& buffer : buffers) EXPECT_TRUE(buffer->all(40));
     for (const ncclComm_t comm : comms) OK(ncclCommDestroy(comm));
-  }));
+  });
 }
 
 // Two processes with two ranks each; the inits of a group run together.
 TEST(OneProcess, TwoRanksInEachOfTwo) {
-  EXPECT_TRUE(runRanks(2, [](Rank& self) {
+  runRanks(2, [](Rank& self) {
     const ncclUniqueId id = self.id();
     std::vector<ncclComm_t> comms(2);
     std::vector<cudaStream_t> streams;
@@ -338,11 +339,11 @@ TEST(OneProcess, TwoRanksInEachOfTwo) {
     for (const auto& buffer : buffers) EXPECT_TRUE(buffer->all(8));
     for (const ncclComm_t comm : halves) OK(ncclCommDestroy(comm));
     for (const ncclComm_t comm : comms) OK(ncclCommDestroy(comm));
-  }));
+  });
 }
 
 TEST(OneProcess, TwoRanksNeedTwoDevices) {
-  EXPECT_TRUE(runRanks(1, [](Rank& self) {
+  runRanks(1, [](Rank& self) {
     const ncclUniqueId id = self.id();
     ncclComm_t comms[2] = {};
     OK(ncclGroupStart());
@@ -350,11 +351,11 @@ TEST(OneProcess, TwoRanksNeedTwoDevices) {
     EXPECT_EQ(ncclGroupEnd(), ncclInvalidUsage);
     EXPECT_NE(std::string(ncclGetLastError(nullptr)).find("cudaSetDevice"), std::string::npos);
     EXPECT_EQ(comms[0], nullptr);
-  }));
+  });
 }
 
 TEST(Split, ColoursKeysAndNoColour) {
-  EXPECT_TRUE(runRanks(4, [](Rank& self) {
+  runRanks(4, [](Rank& self) {
     const ncclComm_t comm = self.world();
     const cudaStream_t stream = Rank::stream();
     // Ranks 0, 1 and 3, in reverse order.
@@ -386,11 +387,11 @@ TEST(Split, ColoursKeysAndNoColour) {
     OK(cudaStreamSynchronize(stream));
     EXPECT_TRUE(x.all(2));
     for (const ncclComm_t c : {child, pair, single}) OK(ncclCommDestroy(c));
-  }));
+  });
 }
 
 TEST(Config, IsReadByItsSize) {
-  EXPECT_TRUE(runRanks(2, [](Rank& self) {
+  runRanks(2, [](Rank& self) {
     ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
     config.blocking = 0;
     ncclComm_t comm = nullptr;
@@ -408,11 +409,11 @@ TEST(Config, IsReadByItsSize) {
     OK(ncclCommDestroy(comm));
     config.magic = 1;
     EXPECT_EQ(ncclCommInitRankConfig(&comm, 2, id, self.rank, &config), ncclInvalidArgument);
-  }));
+  });
 }
 
 TEST(Arguments, AreCheckedAsNcclDoes) {
-  EXPECT_TRUE(runRanks(1, [](Rank& self) {
+  runRanks(1, [](Rank& self) {
     const ncclComm_t comm = self.world();
     const cudaStream_t stream = Rank::stream();
     Floats x(10, 1);
@@ -454,7 +455,7 @@ TEST(Arguments, AreCheckedAsNcclDoes) {
     EXPECT_EQ(sum(x, comm, stream), ncclInvalidArgument);
     OK(ncclCommDestroy(comm));
     EXPECT_EQ(ncclCommDestroy(comm), ncclInvalidArgument) << "a stale pointer is an error, not a crash";
-  }));
+  });
 }
 
 std::vector<std::string> allNames() {
@@ -507,7 +508,7 @@ void namesBody(Rank&) {
 }
 
 // Every name of NCCL is there twice; those the engine has are the same code under both.
-TEST(Names, TwinsAndRefusals) { EXPECT_TRUE(runRanks(1, namesBody)); }
+TEST(Names, TwinsAndRefusals) { runRanks(1, namesBody); }
 
 }  // namespace
 }  // namespace halfwire

@@ -342,6 +342,16 @@ std::unique_ptr<Message> Mesh::post(int peer, uint64_t slot, void* data, size_t 
   return message;
 }
 
+char* Mesh::scratch(size_t bytes) {
+  if (bytes > scratch_bytes_) {
+    scratch_.reset();  // before the new one exists
+    scratch_bytes_ = 0;
+    scratch_.reset(new char[bytes]);
+    scratch_bytes_ = bytes;
+  }
+  return scratch_.get();
+}
+
 bool Mesh::sleepUntil(Link::Time deadline) {
   if (deadline - Link::Clock::now() < kSleepError) return true;
   std::unique_lock lock(mutex_);

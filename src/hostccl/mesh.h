@@ -63,6 +63,10 @@ class Mesh : public std::enable_shared_from_this<Mesh> {
   std::unique_ptr<Message> send(int peer, uint64_t slot, const void* data, size_t bytes);
   std::unique_ptr<Message> receive(int peer, uint64_t slot, void* data, size_t bytes);
 
+  // At least `bytes` of memory for the operation under way (a communicator runs one at a time). Kept for the
+  // next.
+  char* scratch(size_t bytes);
+
   // Sleeps until `deadline`, not at all where it is nearer than a sleep is exact; false once the mesh has
   // failed.
   bool sleepUntil(Link::Time deadline);
@@ -111,6 +115,8 @@ class Mesh : public std::enable_shared_from_this<Mesh> {
   std::set<Message*> pending_;
   std::vector<Peer> peers_;
   std::vector<int> fds_;
+  std::unique_ptr<char[]> scratch_;
+  size_t scratch_bytes_ = 0;
   std::unique_ptr<Links> links_;
 };
 

@@ -81,12 +81,12 @@ class Rank {
   Shared& shared;
 };
 
-// True if every rank's body ends within `seconds` without a failed expectation. Ranks in `killed` must die by
-// SIGKILL.
-inline bool runRanks(int size, const std::function<void(Rank&)>& body, const Environment& environment = {},
+// Expects every rank's body to end within `seconds` without a failed expectation. Ranks in `killed` must die
+// by SIGKILL.
+inline void runRanks(int size, const std::function<void(Rank&)>& body, const Environment& environment = {},
                      unsigned seconds = 30, const std::set<int>& killed = {}) {
   void* memory = mmap(nullptr, sizeof(Shared), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
-  if (memory == MAP_FAILED) return false;
+  ASSERT_NE(memory, MAP_FAILED);
   auto* shared = new (memory) Shared;
   std::fflush(nullptr);
   std::vector<pid_t> children;
@@ -102,22 +102,20 @@ inline bool runRanks(int size, const std::function<void(Rank&)>& body, const Env
     }
     children.push_back(child);
   }
-  bool ok = true;
   for (int r = 0; r < size; ++r) {
     int status = 0;
     waitpid(children[static_cast<size_t>(r)], &status, 0);
-    const bool expected = killed.count(r) != 0 ? WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL
-                                               : WIFEXITED(status) && WEXITSTATUS(status) == 0;
-    if (expected) continue;
-    ok = false;
-    if (WIFSIGNALED(status)) {
-      std::fprintf(stderr, "rank %d ended by signal %d%s\n", r, WTERMSIG(status),
-                   WTERMSIG(status) == SIGALRM ? " (it hung)" : "");
+    if (!WIFSIGNALED(status)) {
+      EXPECT_TRUE(killed.count(r) == 0 && WEXITSTATUS(status) == 0)
+          << "rank " << r << " ended with status " << WEXITSTATUS(status);
+      continue;
     }
+    EXPECT_TRUE(killed.count(r) == 1 && WTERMSIG(status) == SIGKILL)
+        << "rank " << r << " ended by signal " << WTERMSIG(status)
+        << (WTERMSIG(status) == SIGALRM ? ": it hung" : "");
   }
   shared->~Shared();
   munmap(memory, sizeof(Shared));
-  return ok;
 }
 
 }  // namespace halfwire::testing
