@@ -216,7 +216,7 @@ int benchCodec(const CodecOptions& options) {
 struct CollectiveOptions {
   std::string engine = "host", ranks = "4", link = "1Gbit", op = "allreduce", type = "bf16", repeat = "5";
   std::vector<std::string> bytes = {"1MiB", "4MiB", "16MiB"};
-  std::string format = "e4m3", block = "128", scale = "fp32", chunk = "32MiB";
+  std::string format = "e4m3", block = "128", scale = "fp32", chunk = "64MiB";
   bool share_gpu = false;
   bool json = false;
 };
@@ -445,7 +445,7 @@ void addBenchCommand(CLI::App& app, int* exit_code) {
   text(k, "--block", collective->block, "N", "32, 64, 128 or 256 (default: 128)");
   text(k, "--scale", collective->scale, "SCALE", "fp32 or e8m0 (default: fp32)");
   text(k, "--chunk-bytes", collective->chunk, "SIZE",
-       "bytes of a message in one pass through the scratch (default: 32MiB)");
+       "bytes of a message in one pass through the scratch (default: 64MiB)");
   text(k, "--repeat", collective->repeat, "N", "repetitions of each, alternating (default: 5)");
   k->add_flag("--share-gpu", collective->share_gpu, "with --engine nccl: all ranks on GPU 0");
   k->add_flag("--json", collective->json, "one JSON object with rows");

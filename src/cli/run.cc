@@ -49,7 +49,7 @@ struct RunOptions {
        "on which communicators: world (the whole job), all, or size:N (default: world)"},
       {"--min-bytes", "HALFWIRE_MIN_BYTES", "SIZE", "leave smaller messages exact (default: 4MiB)"},
       {"--chunk-bytes", "HALFWIRE_CHUNK_BYTES", "SIZE",
-       "bytes of a message in one pass through the scratch (default: 32MiB)"},
+       "bytes of a message in one pass through the scratch (default: 64MiB)"},
       {"--address", "HALFWIRE_ADDRESS", "IP",
        "address of this machine that the other ranks reach (default: 127.0.0.1)"},
       {"--link", "HALFWIRE_HOST_LINK", "RATE",

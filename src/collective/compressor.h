@@ -55,7 +55,7 @@ class Compressor {
     uint32_t rank = 0;
     uint32_t ranks = 0;
     WireFormat format;
-    uint64_t chunk_bytes = 32ull << 20;
+    uint64_t chunk_bytes = 64ull << 20;
   };
 
   // Allocates the scratch; nothing is allocated later. `api` and `device` must outlive the compressor.

@@ -35,7 +35,7 @@ struct Settings {
   int32_t comm_size = 0;
   int32_t world_size = 0;  // ranks of the job, 0 if the launcher did not say
   uint64_t min_bytes = 4ull << 20;
-  uint64_t chunk_bytes = 32ull << 20;  // bytes of the user's buffer that one pass through the scratch takes
+  uint64_t chunk_bytes = 64ull << 20;  // bytes of the user's buffer that one pass through the scratch takes
   std::string log_dir;  // HALFWIRE_LOG_DIR: where this process writes its counters; empty for nowhere
   std::string address = "127.0.0.1";  // HALFWIRE_ADDRESS: IPv4 address on which ranks of a communicator meet
   std::string nccl_path;              // HALFWIRE_NCCL: the real NCCL, where it cannot be found by itself
