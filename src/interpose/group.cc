@@ -198,6 +198,19 @@ MemberTurn& turnOf(GroupQueue& queue, Communicator& c) {
   return turn.members.back();
 }
 
+// Calls that NCCL runs behind a group's collectives: it makes AlltoAll, Gather and Scatter of sends and
+// receives.
+bool isPointToPoint(CollectiveOp op) {
+  return op == CollectiveOp::kSend || op == CollectiveOp::kRecv || op == CollectiveOp::kAlltoAll ||
+         op == CollectiveOp::kGather || op == CollectiveOp::kScatter;
+}
+
+// NCCL discards a collective without elements before it notes the communicator: such a call gives its
+// communicator no place in the group's order. An empty message is a task like any other.
+bool discardedByNccl(const QueuedCall& call) {
+  return call.count == 0 && call.op != CollectiveOp::kSend && call.op != CollectiveOp::kRecv;
+}
+
 // Whether a call inside a group goes straight into the open real group. NCCL launches a group communicator by
 // communicator in order of first call, so a communicator first called after one that compresses must wait for
 // its turn.
@@ -253,12 +266,12 @@ ncclResult_t dataCall(const RealNccl& fallback, const QueuedCall& call) {
   }
 
   GroupQueue& queue = threadQueue();
-  if (passesAtOnce(queue, *c)) return forward(c->real->api, call);
+  if (discardedByNccl(call) || passesAtOnce(queue, *c)) return forward(c->real->api, call);
   MemberTurn& turn = turnOf(queue, *c);
   if (compress) {
     turn.compressed.push_back(compressedCall(call, kind, factor));
     turn.rows.push_back(row);
-  } else if (call.op == CollectiveOp::kSend || call.op == CollectiveOp::kRecv) {
+  } else if (isPointToPoint(call.op)) {
     turn.p2p.push_back(call);
   } else {
     turn.forwarded.push_back(call);
