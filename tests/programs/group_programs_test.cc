@@ -14,6 +14,8 @@ struct Variant {
   Environment env;
 };
 
+void PrintTo(const Variant& variant, std::ostream* out) { *out << variant.name; }
+
 class GroupPrograms : public ::testing::TestWithParam<Variant> {
  protected:
   void SetUp() override {
@@ -153,6 +155,61 @@ RANK_PROGRAM(SendInGroupWithCollective) {
 }
 
 TEST_P(GroupPrograms, SendInGroupWithCollective) { runs("SendInGroupWithCollective", 2); }
+
+// Rank 0: group{AllToAll, AllReduce}; the others: AllReduce; AlltoAll. NCCL makes AlltoAll of sends and receives, which a
+// group runs behind its collectives.
+RANK_PROGRAM(AlltoAllBehindCollectives) {
+  const ncclComm_t comm = makeWorld(rank);
+  const Stream stream;
+  const int w = rank.ranks(), me = rank.rank();
+  const size_t part = 1100;
+  Buffer in(ncclBfloat16, part * w), out(ncclBfloat16, part * w), sum_in(ncclBfloat16, 5000), sum(ncclBfloat16, 5000);
+  in.fill(me + 1);
+  sum_in.fill(me + 1);
+  for (int round = 0; round < kRounds; ++round) {
+    Rank::note("round", round);
+    const bool grouped = (me + round) % w == 0;
+    if (grouped) CHECK_NCCL(ncclGroupStart());
+    if (grouped) CHECK_NCCL(ncclAlltoAll(in.data(), out.data(), part, ncclBfloat16, comm, stream));
+    CHECK_NCCL(allReduce(sum_in, sum, comm, stream));
+    if (!grouped) CHECK_NCCL(ncclAlltoAll(in.data(), out.data(), part, ncclBfloat16, comm, stream));
+    if (grouped) CHECK_NCCL(ncclGroupEnd());
+  }
+  stream.synchronize();
+  sum.expect(w * (w + 1) / 2, "sum");
+  for (int k = 0; k < w; ++k) RANK_CHECK(out.get(static_cast<size_t>(k) * part + 7) == k + 1);
+  CHECK_NCCL(ncclCommDestroy(comm));
+}
+
+TEST_P(GroupPrograms, AlltoAllBehindCollectives) { runs("AlltoAllBehindCollectives", 3); }
+
+// Rank 0: group{AllReduce(A) of nothing, AllReduce(B), AllReduce(A)}; the others: AllReduce(B); AllReduce(A). A call
+// without elements gives its communicator no place in the order of the group.
+RANK_PROGRAM(EmptyCallFirst) {
+  const ncclComm_t a = makeWorld(rank);
+  const ncclComm_t b = makeWorld(rank);
+  const Stream stream;
+  const int w = rank.ranks();
+  Buffer a_in(ncclBfloat16, 3000), a_out(ncclBfloat16, 3000), b_in(ncclBfloat16, 5000), b_out(ncclBfloat16, 5000);
+  a_in.fill(rank.rank() + 1);
+  b_in.fill(2 * (rank.rank() + 1));
+  for (int round = 0; round < kRounds; ++round) {
+    Rank::note("round", round);
+    const bool grouped = (rank.rank() + round) % w == 0;
+    if (grouped) CHECK_NCCL(ncclGroupStart());
+    if (grouped) CHECK_NCCL(ncclAllReduce(a_in.data(), a_out.data(), 0, ncclBfloat16, ncclSum, a, stream));
+    CHECK_NCCL(allReduce(b_in, b_out, b, stream));
+    CHECK_NCCL(allReduce(a_in, a_out, a, stream));
+    if (grouped) CHECK_NCCL(ncclGroupEnd());
+  }
+  stream.synchronize();
+  a_out.expect(w * (w + 1) / 2, "A");
+  b_out.expect(w * (w + 1), "B");
+  CHECK_NCCL(ncclCommDestroy(b));
+  CHECK_NCCL(ncclCommDestroy(a));
+}
+
+TEST_P(GroupPrograms, EmptyCallFirst) { runs("EmptyCallFirst", 2); }
 
 // Everyone sends to the next and receives from the one before, in a group with collectives of two kinds.
 RANK_PROGRAM(RingShiftInGroup) {

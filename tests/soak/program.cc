@@ -151,6 +151,7 @@ class Generator {
     const uint64_t left = kBudget > used_ ? (kBudget - used_) / copies : 64;
     op.count = pickCount(ranks, std::min(std::max<uint64_t>(left, 64),
                                          parts ? kLargest / static_cast<uint64_t>(ranks) : kLargest));
+    op.count = std::min(op.count, passLimit(op.type));
     used_ += op.count * copies;
     op.root = static_cast<int>(random_.between(0, ranks - 1));
     op.peer = static_cast<int>(random_.between(0, ranks - 1));
@@ -162,6 +163,13 @@ class Generator {
     for (int rank = 0; rank < ranks; ++rank) op.placements.push_back(place(op, rank));
     program_.ops.push_back(op);
     return op.id;
+  }
+
+  // Tiny chunks cut a message into passes that cost a group of messages each: some hundreds are enough.
+  uint64_t passLimit(ncclDataType_t type) const {
+    const std::string& chunk = program_.settings.at("HALFWIRE_CHUNK_BYTES");
+    if (chunk != "1KiB" && chunk != "4KiB") return kLargest;
+    return (chunk == "1KiB" ? 1024u : 4096u) * 200 / ncclTypeBytes(type);
   }
 
   void chooseRedOp(Op* op, int ranks) {
