@@ -14,6 +14,7 @@ namespace halfwire::cli {
 // `exit_code` outlives the parse; a callback stores its result there (0 success, 2 bad input).
 // `command` is what followed --.
 void addRunCommand(CLI::App& app, const std::vector<std::string>& command, int* exit_code);
+void addDoctorCommand(CLI::App& app, const std::vector<std::string>& command, int* exit_code);
 void addBenchCommand(CLI::App& app, int* exit_code);
 void addAnalyzeCommand(CLI::App& app, int* exit_code);
 

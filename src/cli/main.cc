@@ -40,8 +40,11 @@ int main(int argc, char** argv) {
   char** const end = argv + argc;
   char** const dashes = std::find_if(argv, end, [](const char* a) { return std::string_view(a) == "--"; });
   const std::vector<std::string> command(dashes == end ? end : dashes + 1, end);
-  if (dashes != end && (argc < 2 || std::string_view(argv[1]) != "run")) {
-    fmt::print(stderr, "halfwire: only `halfwire run` takes a command after --: see halfwire --help\n");
+  if (dashes != end &&
+      (argc < 2 || (std::string_view(argv[1]) != "run" && std::string_view(argv[1]) != "doctor"))) {
+    fmt::print(
+        stderr,
+        "halfwire: only `halfwire run` and `halfwire doctor` take a command after --: see halfwire --help\n");
     return 2;
   }
 
@@ -52,12 +55,14 @@ int main(int argc, char** argv) {
   app.footer(
       "Examples:\n"
       "  halfwire run -- torchrun --nproc-per-node 4 train.py\n"
+      "  halfwire doctor -- python3 train.py\n"
       "  halfwire bench codec\n"
 #ifdef HALFWIRE_HAVE_ANALYZE
       "  halfwire analyze trace.json.gz\n"
 #endif
       "Each subcommand has its own --help.");
   halfwire::cli::addRunCommand(app, command, &exit_code);
+  halfwire::cli::addDoctorCommand(app, command, &exit_code);
   halfwire::cli::addBenchCommand(app, &exit_code);
 #ifdef HALFWIRE_HAVE_ANALYZE
   halfwire::cli::addAnalyzeCommand(app, &exit_code);
