@@ -141,8 +141,24 @@ TEST(HtmlReport, WorksInABrowser) {
   EXPECT_THAT(text.str(), HasSubstr("<option value=\"1\">rank 1</option>"));
   EXPECT_THAT(text.str(), HasSubstr("all_reduce bf16 x1"));
   EXPECT_THAT(text.str(), HasSubstr("0 to 500.0 us"));  // drawn by the timeline, the last thing that runs
-  if (std::getenv("HALFWIRE_KEEP_HTML") == nullptr) fs::remove(page);
+  fs::remove(page);
   fs::remove(dom);
+}
+
+// Both widths, light and dark, by keyboard.
+TEST(HtmlReport, IsUsableAtBothWidthsAndInBothThemes) {
+  if (std::system("/usr/bin/python3 -c 'import selenium' > /dev/null 2>&1 && command -v chromedriver > "
+                  "/dev/null 2>&1") != 0) {
+    GTEST_SKIP() << "no selenium and chromedriver to use the report with";
+  }
+  const fs::path page = temporary("used.html");
+  std::ofstream(page, std::ios::binary) << analyzeHtml(analyze(testdata("r12_base_time")));
+  const fs::path script = testdata("").parent_path().parent_path() / "html_report_test.py";
+  EXPECT_EQ(std::system(
+                ("timeout 120 /usr/bin/python3 '" + script.string() + "' '" + page.string() + "' > /dev/null")
+                    .c_str()),
+            0);
+  fs::remove(page);
 }
 
 }  // namespace
