@@ -31,6 +31,7 @@ inline const uint8_t* reducePacket(const ReduceJob& job, uint32_t k) {
 
 // Zeroes the padding behind the codes and behind the scales.
 inline void zeroPadding(const WireFormat& format, uint64_t elements, uint8_t* packet) {
+  if (elements == 0) return;
   const uint64_t scales = scaleOffset(format, elements);
   const uint64_t scales_end = scales + blockCount(format, elements) * scaleBytes(format.scale);
   std::memset(packet + elements, 0, scales - elements);

@@ -431,7 +431,7 @@ HWY_NOINLINE void encodeTile(const uint8_t* in, uint32_t blocks, uint32_t block,
 // Quantizes up to kTile whole blocks of type S. S is the quantizer's type, or fp32 holding values meant for
 // it.
 template <ElementFormat E, DataType S>
-HWY_INLINE void quantizeTile(Quantizer& q, const uint8_t* in, uint32_t blocks, uint8_t* codes,
+HWY_NOINLINE void quantizeTile(Quantizer& q, const uint8_t* in, uint32_t blocks, uint8_t* codes,
                              uint8_t* scales) {
   const uint32_t block = q.format.block;
   const size_t stride = block * dataTypeBytes(S);
