@@ -16,15 +16,28 @@ struct ModelShape {
   int64_t vocabulary = 256;  // bytes
 };
 
+// y = x W + b with W stored as [inputs, outputs]: its gradient comes out of the matrix product in that order
+// and needs no transposed copy, as torch::nn::Linear's would.
+class DenseImpl : public torch::nn::Module {
+ public:
+  DenseImpl(int64_t inputs, int64_t outputs, double scale = 1.0);
+  torch::Tensor forward(const torch::Tensor& x) { return torch::addmm(bias_, x, weight_); }
+
+ private:
+  torch::Tensor weight_, bias_;
+};
+TORCH_MODULE(Dense);
+
+// Takes and returns [batch * context, width].
 class BlockImpl : public torch::nn::Module {
  public:
-  BlockImpl(const ModelShape& shape);
+  explicit BlockImpl(const ModelShape& shape);
   torch::Tensor forward(torch::Tensor x, const torch::Tensor& mask);
 
  private:
-  int64_t heads_;
+  int64_t heads_, context_;
   torch::nn::LayerNorm norm1_{nullptr}, norm2_{nullptr};
-  torch::nn::Linear qkv_{nullptr}, project_{nullptr}, expand_{nullptr}, contract_{nullptr};
+  Dense qkv_{nullptr}, project_{nullptr}, expand_{nullptr}, contract_{nullptr};
 };
 TORCH_MODULE(Block);
 
@@ -49,7 +62,7 @@ class UpperImpl : public torch::nn::Module {
  private:
   std::vector<Block> blocks_;
   torch::nn::LayerNorm norm_{nullptr};
-  torch::nn::Linear output_{nullptr};
+  Dense output_{nullptr};
 };
 TORCH_MODULE(Upper);
 
