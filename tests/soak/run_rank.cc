@@ -586,8 +586,6 @@ class RankRun {
     if (error_ != ncclRemoteError)
       RANK_FAIL("the error is " + std::to_string(error_) + ", not ncclRemoteError");
     Rank::note("leaving");
-    // Fills of later steps may still be queued: their tasks must outlive them.
-    for (auto& task : tasks_) (void)task.release();
   }
 
   void destroy() {
@@ -622,7 +620,10 @@ RANK_PROGRAM(Soak) {
   GenerateOptions options;
   options.ranks = std::stoi(rank.args().at(1));
   Program program = generateProgram(std::stoull(rank.args().at(0)), options);
-  RankRun(rank, std::move(program), rank.args().at(2) == "kill", rank.args().at(3) == "library").run();
+  // Never freed: after an error, streams may still hold work that refers to it.
+  auto* run =
+      new RankRun(rank, std::move(program), rank.args().at(2) == "kill", rank.args().at(3) == "library");
+  run->run();
 }
 
 }  // namespace
