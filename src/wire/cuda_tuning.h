@@ -18,8 +18,8 @@ inline constexpr uint32_t kDequantizeThreads = 256;
 inline constexpr uint32_t kDequantizeResident = 1280;
 constexpr uint32_t dequantizeRepeat(DataType) { return 1; }
 
-inline constexpr uint32_t kReduceThreads = 256;
-inline constexpr uint32_t kReduceResident = 768;
+inline constexpr uint32_t kReduceThreads = 128;
+inline constexpr uint32_t kReduceResident = 1024;
 inline constexpr uint32_t kReduceDepth = 4;
 inline constexpr LoadHint kReduceHint = LoadHint::kStreaming;
 

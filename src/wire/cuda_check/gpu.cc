@@ -93,7 +93,11 @@ Buffer::Buffer(const Gpu& gpu, size_t bytes) : gpu_(gpu), bytes_(bytes) {
 }
 Buffer::~Buffer() { (void)gpu_.driver.cuMemFree(pointer_); }
 void Buffer::upload(const void* from, size_t bytes, size_t at) const {
-  if (bytes != 0) gpu_.must("cuMemcpyHtoD", gpu_.cuMemcpyHtoD(pointer_ + at, from, bytes));
+  if (bytes == 0) return;
+  gpu_.must("cuMemcpyHtoD", gpu_.cuMemcpyHtoD(pointer_ + at, from, bytes));
+  // From pageable memory the call returns when the bytes are staged; streams of our own do not wait for the
+  // rest.
+  gpu_.must("cuStreamSynchronize", gpu_.driver.cuStreamSynchronize(nullptr));
 }
 void Buffer::download(void* to, size_t bytes, size_t at) const {
   if (bytes != 0) gpu_.must("cuMemcpyDtoH", gpu_.cuMemcpyDtoH(to, pointer_ + at, bytes));
