@@ -216,6 +216,14 @@ HALFWIRE_HOST_DEVICE uint32_t nonFiniteBytes(uint32_t codes) {
   return ~(((x & 0x7f7f7f7fu) + 0x7f7f7f7fu) | x) & 0x80808080u;
 }
 
+// Not 0 exactly where some byte is a not-finite code; cheaper than knowing which.
+template <ElementFormat F>
+HALFWIRE_HOST_DEVICE uint32_t anyNonFinite(uint32_t codes) {
+  if constexpr (F != ElementFormat::kInt8) return nonFiniteBytes<F>(codes);
+  const uint32_t x = codes ^ 0x80808080u;
+  return (x - 0x01010101u) & ~x & 0x80808080u;
+}
+
 // Whether decode4 itself turns not-finite codes into NaN.
 template <ElementFormat F, CodecPath P>
 inline constexpr bool kDecodesNan = F == ElementFormat::kE4M3 && P == CodecPath::kHardware;

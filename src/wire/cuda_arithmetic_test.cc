@@ -156,6 +156,23 @@ void compareAllDequantize() {
   compareDequantize<F, DataType::kFp32>(scales);
 }
 
+template <ElementFormat F>
+void compareAnyNonFinite() {
+  std::mt19937 random(5);
+  for (int i = 0; i < 1 << 20; ++i) {
+    uint32_t word = static_cast<uint32_t>(random());
+    if (i % 4 == 1) word = (word & 0x01010101u) | 0x80808080u;
+    if (i % 4 == 2) word |= 0x7c7c7c7cu;
+    ASSERT_EQ(cuda::anyNonFinite<F>(word) != 0, cuda::nonFiniteBytes<F>(word) != 0) << word;
+  }
+}
+
+TEST(CudaArithmeticTest, AnyNonFiniteAgreesWithWhich) {
+  compareAnyNonFinite<ElementFormat::kE4M3>();
+  compareAnyNonFinite<ElementFormat::kE5M2>();
+  compareAnyNonFinite<ElementFormat::kInt8>();
+}
+
 TEST(CudaArithmeticTest, DequantizeE4M3) { compareAllDequantize<ElementFormat::kE4M3>(); }
 TEST(CudaArithmeticTest, DequantizeE5M2) { compareAllDequantize<ElementFormat::kE5M2>(); }
 TEST(CudaArithmeticTest, DequantizeInt8) { compareAllDequantize<ElementFormat::kInt8>(); }

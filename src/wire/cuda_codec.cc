@@ -132,7 +132,8 @@ bool cudaLaunch(const QuantizeJob& job, CodecPath path, uint32_t part, CudaLaunc
   const uint32_t blocks = std::min(rows, std::max(1u, 128u / job.format.block));
   out->kernel =
       kernelIndex(Operation::kQuantize, job.format.element, static_cast<uint32_t>(job.type), path, blocks);
-  out->grid_x = tiles(longest, cuda::kQuantizeThreads * kThreadElements * cuda::quantizeRepeat(job.type));
+  out->grid_x =
+      tiles(longest, cuda::kQuantizeThreads * kThreadElements * cuda::quantizeRepeat(job.type, blocks));
   out->threads = cuda::kQuantizeThreads;
   QuantizeParams p{};
   p.in = job.in;

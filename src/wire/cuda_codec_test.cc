@@ -61,7 +61,7 @@ TEST(CudaCodecTest, ManySegmentsAreSeveralLaunches) {
     const auto& p = std::get<QuantizeParams>(launch.params);
     EXPECT_EQ(p.first_segment, covered);
     EXPECT_LE(launch.grid_y, 65535u);
-    EXPECT_GE(uint64_t{launch.grid_x} * launch.threads * kThreadElements * cuda::quantizeRepeat(job.type),
+    EXPECT_GE(uint64_t{launch.grid_x} * launch.threads * kThreadElements * cuda::quantizeRepeat(job.type, 1),
               5000u);
     covered += launch.grid_y;
   }

@@ -94,19 +94,29 @@ __device__ __forceinline__ void storeScale(uint8_t* scales, ScaleFormat format, 
 
 // Scales are read as the aligned word around them and made a number where they are used: a load that needs no
 // arithmetic before the next load can be issued, whatever the format.
-__device__ __forceinline__ uint64_t scaleWordOffset(ScaleFormat format, uint64_t block) {
-  return format == ScaleFormat::kFp32 ? block * 4 : block & ~uint64_t{3};
-}
+struct ScaleReader {
+  uint64_t offset;    // of the word behind the start of the scales
+  uint32_t selector;  // of the scale's bytes in the word
+  uint32_t shift;     // that makes them fp32 bits
 
-__device__ __forceinline__ float scaleOfWord(ScaleFormat format, uint64_t block, uint32_t word) {
-  const uint32_t exponent = pickBytes(word, 0, 0x4440u | (static_cast<uint32_t>(block) & 3u));
-  return floatOf(format == ScaleFormat::kFp32 ? word : exponent << 23);
-}
+  __device__ __forceinline__ ScaleReader(ScaleFormat format, uint64_t block)
+      : offset(format == ScaleFormat::kFp32 ? block * 4 : block & ~uint64_t{3}),
+        selector(format == ScaleFormat::kFp32 ? 0x3210u : 0x4440u | (static_cast<uint32_t>(block) & 3u)),
+        shift(format == ScaleFormat::kFp32 ? 0 : 23) {}
+
+  __device__ __forceinline__ uint32_t load(const uint8_t* scales) const {
+    return __ldg(reinterpret_cast<const uint32_t*>(scales + offset));
+  }
+  __device__ __forceinline__ float scale(uint32_t word) const {
+    return floatOf(pickBytes(word, 0, selector) << shift);
+  }
+};
 
 // Zeroes the bytes behind the last scale of a packet.
 __device__ __forceinline__ void padScales(uint8_t* scales, ScaleFormat format, uint64_t blocks) {
   const uint64_t used = blocks * scaleBytes(format);
   const uint64_t end = roundUp(used, kPacketAlignment);
+#pragma unroll 1
   for (uint64_t i = used; i < end; ++i) scales[i] = 0;
 }
 
@@ -290,40 +300,61 @@ struct Dequantize {
   static __device__ __forceinline__ void tile(const DequantizeParams& p, const uint8_t* codes,
                                               const uint8_t* scales, uint8_t* out, uint64_t elements,
                                               uint64_t tile_start) {
-    constexpr float kBound = typeMax(T);
-    const bool vectors = kFull || aligned16(out);
+    // Rows lie a multiple of four blocks apart, so that one reader serves all.
+    static_assert(kThreads * kV % 1024 == 0);
+    const uint64_t start = tile_start + threadIdx.x * kV;
+    const ScaleReader reader(p.scale, start >> p.block_log2);
+    const uint64_t row_scales = ((kThreads * kV) >> p.block_log2) * scaleBytes(p.scale);
     uint32_t word[kR][kV / 4];
     uint32_t scale_word[kR];
 #pragma unroll
     for (uint32_t r = 0; r < kR; ++r) {
-      const uint64_t first = tile_start + (r * kThreads + threadIdx.x) * kV;
-      if (!kFull && first >= elements) break;
+      const uint8_t* const from = codes + start + r * (kThreads * kV);
+      if (!kFull && start + r * (kThreads * kV) >= elements) break;
       if constexpr (kV == 4) {
-        word[r][0] = __ldg(reinterpret_cast<const uint32_t*>(codes + first));
+        word[r][0] = __ldg(reinterpret_cast<const uint32_t*>(from));
       } else {
-        const uint2 both = __ldg(reinterpret_cast<const uint2*>(codes + first));
+        const uint2 both = __ldg(reinterpret_cast<const uint2*>(from));
         word[r][0] = both.x;
         word[r][1] = both.y;
       }
-      scale_word[r] =
-          __ldg(reinterpret_cast<const uint32_t*>(scales + scaleWordOffset(p.scale, first >> p.block_log2)));
+      scale_word[r] = reader.load(scales + r * row_scales);
     }
+    // One decision for all rows: the general way is rare, and either way is right for every row.
+    float scale[kR];
+    bool within = true;
+    uint32_t bad = 0;
 #pragma unroll
     for (uint32_t r = 0; r < kR; ++r) {
-      const uint64_t first = tile_start + (r * kThreads + threadIdx.x) * kV;
-      if (!kFull && first >= elements) break;
-      const float scale = scaleOfWord(p.scale, first >> p.block_log2, scale_word[r]);
-      bool plain = withinBound<F>(scale, kBound);
+      if (!kFull && start + r * (kThreads * kV) >= elements) break;
+      scale[r] = reader.scale(scale_word[r]);
+      within &= withinBound<F>(scale[r], typeMax(T));
       if constexpr (!kDecodesNan<F, P>) {
-        uint32_t bad = 0;
 #pragma unroll
-        for (uint32_t w = 0; w < kV / 4; ++w) bad |= nonFiniteBytes<F>(word[r][w]);
-        plain = plain && bad == 0;
+        for (uint32_t w = 0; w < kV / 4; ++w) bad |= anyNonFinite<F>(word[r][w]);
       }
+    }
+    if (within && bad == 0) {
+      writeRows<kFull, true>(word, scale, out, elements, start);
+    } else {
+      writeRows<kFull, false>(word, scale, out, elements, start);
+    }
+  }
+
+  template <bool kFull, bool kPlain>
+  static __device__ __forceinline__ void writeRows(const uint32_t (&word)[kR][kV / 4],
+                                                   const float (&scale)[kR], uint8_t* out, uint64_t elements,
+                                                   uint64_t start) {
+    const bool vectors = kFull || aligned16(out);
+#pragma unroll
+    for (uint32_t r = 0; r < kR; ++r) {
+      const uint64_t first = start + r * (kThreads * kV);
+      if (!kFull && first >= elements) break;
       float t[kV];
 #pragma unroll
       for (uint32_t w = 0; w < kV / 4; ++w) {
-        decodeScaled4<F, P>(word[r][w], scale, kBound, plain, *reinterpret_cast<float(*)[4]>(t + 4 * w));
+        decodeScaled4<F, P>(word[r][w], scale[r], typeMax(T), kPlain,
+                            *reinterpret_cast<float(*)[4]>(t + 4 * w));
       }
       uint32_t elements_out[4];
 #pragma unroll
@@ -363,61 +394,77 @@ template <ElementFormat F, CodecPath P, uint32_t kThreads, uint32_t kDepth, Load
 struct Reduce {
   static constexpr uint32_t kTile = kThreads * kThreadElements;
 
-  static __device__ __forceinline__ void add(const uint4& codes, float s, float bound,
-                                             float (&acc)[kThreadElements]) {
-    const uint32_t word[4] = {codes.x, codes.y, codes.z, codes.w};
-    bool plain = withinBound<F>(s, bound);
-    if constexpr (!kDecodesNan<F, P>) {
-      const uint32_t bad = nonFiniteBytes<F>(word[0]) | nonFiniteBytes<F>(word[1]) |
-                           nonFiniteBytes<F>(word[2]) | nonFiniteBytes<F>(word[3]);
-      plain = plain && bad == 0;
+  // Adds packets [k, k + kDepth), or as many of them as there are, to acc. `at` is the offset of packet k
+  // from the first one, and becomes that of packet k + kDepth.
+  template <bool kAll>
+  static __device__ __forceinline__ void addPackets(const ReduceParams& p, uint32_t k, uint64_t& at,
+                                                    const uint8_t* codes_at, const uint8_t* scales_at,
+                                                    const ScaleReader& reader,
+                                                    float (&acc)[kThreadElements]) {
+    uint4 codes[kDepth];
+    uint32_t word[kDepth];
+#pragma unroll
+    for (uint32_t j = 0; j < kDepth; ++j) {
+      if (!kAll && k + j >= p.packets) break;
+      const uint64_t from = packetOffset(p, k + j, at);
+      codes[j] = load16<H>(codes_at + from);
+      word[j] = reader.load(scales_at + from);
+      at += p.in_pitch;
     }
-    if (plain) {
 #pragma unroll
-      for (int w = 0; w < 4; ++w) {
-        float t[4];
-        decodeScaled4<F, P>(word[w], s, bound, true, t);
-#pragma unroll
-        for (int i = 0; i < 4; ++i) acc[4 * w + i] = addRn(acc[4 * w + i], t[i]);
+    for (uint32_t j = 0; j < kDepth; ++j) {
+      if (!kAll && k + j >= p.packets) break;
+      const float scale = mulRn(reader.scale(word[j]), p.average);
+      uint32_t bad = 0;
+      if constexpr (!kDecodesNan<F, P>) {
+        bad = anyNonFinite<F>(codes[j].x) | anyNonFinite<F>(codes[j].y) | anyNonFinite<F>(codes[j].z) |
+              anyNonFinite<F>(codes[j].w);
       }
-      return;
+      if (withinBound<F>(scale, p.bound) && bad == 0) {
+        addPacket<true>(codes[j], scale, p.bound, acc);
+      } else {
+        addPacket<false>(codes[j], scale, p.bound, acc);
+      }
     }
+  }
+
+  template <bool kPlain>
+  static __device__ __forceinline__ void addPacket(const uint4& codes, float scale, float bound,
+                                                   float (&acc)[kThreadElements]) {
+    const uint32_t words[4] = {codes.x, codes.y, codes.z, codes.w};
 #pragma unroll
     for (int w = 0; w < 4; ++w) {
       float t[4];
-      decodeScaled4<F, P>(word[w], s, bound, false, t);
+      decodeScaled4<F, P>(words[w], scale, bound, kPlain, t);
 #pragma unroll
       for (int i = 0; i < 4; ++i) acc[4 * w + i] = addRn(acc[4 * w + i], t[i]);
     }
   }
 
-  // Sums elements [first, first + kThreadElements); those at and behind `valid` become 0. All of them are 0
-  // where valid is 0.
+  // Where packet k is, as an offset from `in`, given where it is in the row.
+  static __device__ __forceinline__ uint64_t packetOffset(const ReduceParams& p, uint32_t k,
+                                                          uint64_t in_row) {
+    const uint64_t own_at = reinterpret_cast<uintptr_t>(p.own) - reinterpret_cast<uintptr_t>(p.in);
+    return static_cast<int32_t>(k) == p.own_index ? own_at : in_row;
+  }
+
+  // Sums elements [first, first + kThreadElements); those at and behind `valid` become 0.
   static __device__ __forceinline__ void sum(const ReduceParams& p, uint64_t first, uint32_t valid,
                                              float (&acc)[kThreadElements]) {
     // -0 + t is t for every t, so that the sum starts from the first packet's own values.
 #pragma unroll
     for (uint32_t i = 0; i < kThreadElements; ++i) acc[i] = -0.0f;
     if (valid != 0) {
-      const uint64_t block = first >> p.block_log2;
-      const uint64_t scale_at = roundUp(p.elements, kPacketAlignment) + scaleWordOffset(p.scale, block);
-      for (uint32_t k = 0; k < p.packets; k += kDepth) {
-        uint4 codes[kDepth];
-        uint32_t scale_word[kDepth];
-#pragma unroll
-        for (uint32_t j = 0; j < kDepth; ++j) {
-          if (k + j >= p.packets) break;
-          const uint8_t* packet =
-              static_cast<int32_t>(k + j) == p.own_index ? p.own : p.in + (k + j) * p.in_pitch;
-          codes[j] = load16<H>(packet + first);
-          scale_word[j] = __ldg(reinterpret_cast<const uint32_t*>(packet + scale_at));
-        }
-#pragma unroll
-        for (uint32_t j = 0; j < kDepth; ++j) {
-          if (k + j >= p.packets) break;
-          add(codes[j], mulRn(scaleOfWord(p.scale, block, scale_word[j]), p.average), p.bound, acc);
-        }
+      const ScaleReader reader(p.scale, first >> p.block_log2);
+      const uint8_t* const codes_at = p.in + first;
+      const uint8_t* const scales_at = p.in + roundUp(p.elements, kPacketAlignment);
+      uint64_t at = 0;
+      uint32_t k = 0;
+#pragma unroll 1
+      for (; k + kDepth <= p.packets; k += kDepth) {
+        addPackets<true>(p, k, at, codes_at, scales_at, reader, acc);
       }
+      if (k < p.packets) addPackets<false>(p, k, at, codes_at, scales_at, reader, acc);
     }
     if (valid < kThreadElements) {
 #pragma unroll

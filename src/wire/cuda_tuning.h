@@ -9,10 +9,25 @@
 
 namespace halfwire::cuda {
 
+// Thread blocks per multiprocessor that the compiler must leave registers for, so that `resident` threads
+// fit, or as many as the architecture can hold.
+constexpr uint32_t residentBlocks(uint32_t resident, uint32_t threads) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 800
+  constexpr uint32_t kMost = 1024;
+#else
+  constexpr uint32_t kMost = 1536;
+#endif
+  return (resident < kMost ? resident : kMost) / threads;
+}
+
 inline constexpr uint32_t kQuantizeThreads = 256;
-inline constexpr uint32_t kQuantizeResident = 1280;
-inline constexpr LoadHint kQuantizeHint = LoadHint::kStreaming;
-constexpr uint32_t quantizeRepeat(DataType) { return 1; }
+constexpr uint32_t quantizeRepeat(DataType type, uint32_t blocks) {
+  return type != DataType::kFp32 && blocks == 1 ? 2 : 1;
+}
+constexpr uint32_t quantizeResident(DataType type, uint32_t blocks) {
+  return quantizeRepeat(type, blocks) == 2 || blocks == 4 ? 1024 : 1280;
+}
+inline constexpr LoadHint kQuantizeHint = LoadHint::kDefault;
 
 inline constexpr uint32_t kDequantizeThreads = 256;
 inline constexpr uint32_t kDequantizeResident = 1280;

@@ -14,22 +14,22 @@ using halfwire::ElementFormat;
 
 #define HALFWIRE_QUANTIZE(format, F, type, T, path, P, blocks)                                   \
   extern "C" __global__ void __launch_bounds__(cuda::kQuantizeThreads,                           \
-                                               cuda::kQuantizeResident / cuda::kQuantizeThreads) \
+                                               cuda::residentBlocks(cuda::quantizeResident(DataType::T, blocks), cuda::kQuantizeThreads)) \
       halfwire_quantize_##format##_##type##_##path##_##blocks(                                   \
           const __grid_constant__ halfwire::QuantizeParams p) {                                  \
     cuda::Quantize<DataType::T, ElementFormat::F, CodecPath::P, blocks, cuda::kQuantizeThreads,  \
-                   cuda::quantizeRepeat(DataType::T), cuda::kQuantizeHint>::run(p);              \
+                   cuda::quantizeRepeat(DataType::T, blocks), cuda::kQuantizeHint>::run(p);              \
   }
 #define HALFWIRE_DEQUANTIZE(format, F, type, T, path, P)                                                     \
   extern "C" __global__ void __launch_bounds__(cuda::kDequantizeThreads,                                     \
-                                               cuda::kDequantizeResident / cuda::kDequantizeThreads)         \
+                                               cuda::residentBlocks(cuda::kDequantizeResident, cuda::kDequantizeThreads))         \
       halfwire_dequantize_##format##_##type##_##path(const __grid_constant__ halfwire::DequantizeParams p) { \
     cuda::Dequantize<DataType::T, ElementFormat::F, CodecPath::P, cuda::kDequantizeThreads,                  \
                      cuda::dequantizeRepeat(DataType::T)>::run(p);                                           \
   }
 #define HALFWIRE_REDUCE(format, F, target, call, path, P)                                              \
   extern "C" __global__ void __launch_bounds__(cuda::kReduceThreads,                                   \
-                                               cuda::kReduceResident / cuda::kReduceThreads)           \
+                                               cuda::residentBlocks(cuda::kReduceResident, cuda::kReduceThreads))           \
       halfwire_reduce_##format##_##target##_##path(const __grid_constant__ halfwire::ReduceParams p) { \
     cuda::Reduce<ElementFormat::F, CodecPath::P, cuda::kReduceThreads, cuda::kReduceDepth,             \
                  cuda::kReduceHint>::call(p);                                                          \

@@ -217,12 +217,16 @@ class Bench {
 
   // Fills packets_ with `packets` packets of bf16 values.
   void makePackets(const WireFormat& format, uint64_t message, uint32_t packets) {
+    makePackets(format, message, packets, packets_);
+  }
+
+  void makePackets(const WireFormat& format, uint64_t message, uint32_t packets, const Buffer& into) {
     const uint64_t n = message / packets;
     for (uint32_t k = 0; k < packets; ++k) {
       launch(gpu_, kernels_.function("fill_elements"), 8192, 256, stream_.get(), elements_.address(), n,
              uint32_t{2}, uint64_t{k});
       QuantizeJob job = quantizeJob(format, DataType::kBf16, n);
-      job.out = packets_.at(k * packetBytes(format, n));
+      job.out = into.at(k * packetBytes(format, n));
       ok(paths_[0].device->quantize(job, stream_.get()));
     }
   }
@@ -257,7 +261,6 @@ class Bench {
       for (const Path& path : paths_) {
         reduce(path, kDefault, DataType::kBf16, message, 2, true, false);
         reduce(path, kDefault, DataType::kBf16, message, 2, false, message == 256 * kMiB);
-        // Twice the elements' bytes of the bf16 row: beyond the buffers at 1 GiB.
         if (message == 256 * kMiB) reduce(path, kDefault, DataType::kFp32, message, 2, false, false);
       }
     }
@@ -486,7 +489,7 @@ class Bench {
                                              {"seconds", rate.seconds},
                                              {"us_1MiB", us}});
     char text[160];
-    std::snprintf(text, sizeof(text), "%-32s ratio %.3f (%.3f-%.3f) 1 MiB %.2f us", kernel.c_str(),
+    std::snprintf(text, sizeof(text), "%-44s ratio %.3f (%.3f-%.3f) 1 MiB %.2f us", kernel.c_str(),
                   rate.ratio, rate.ratio_low, rate.ratio_high, us);
     line(text, false);
     found->emplace_back(rate.ratio, text);
@@ -507,13 +510,16 @@ class Bench {
       const uint64_t tiny = kMiB / dataTypeBytes(type);
       const uint64_t bytes = kMessage + packetBytes(kDefault, n);
       fill(static_cast<uint32_t>(dataTypeBytes(type)), n);
-#define X(threads, repeat, hint, resident)                                                                   \
-  variant(quantizeJob(kDefault, type, n),                                                                    \
-          std::string("quantize_") + name(type) + "_" #threads "_" #repeat "_" #hint "_" #resident, threads, \
-          threads * kThreadElements * repeat, n, bytes, quantizeJob(kDefault, type, tiny), tiny, &found);
-      HALFWIRE_QUANTIZE_VARIANTS(X)
+      for (const Path& path : paths_) {
+        const std::string prefix = std::string("quantize_") + name(type) + "_" + path.name;
+#define X(threads, repeat, hint, resident)                                                                \
+  variant(quantizeJob(kDefault, type, n), prefix + "_" #threads "_" #repeat "_" #hint "_" #resident,      \
+          threads, threads * kThreadElements * repeat, n, bytes, quantizeJob(kDefault, type, tiny), tiny, \
+          &found);
+        HALFWIRE_QUANTIZE_VARIANTS(X)
 #undef X
-      best(found, 5);
+        best(found, 3);
+      }
       ok(paths_[0].device->quantize(quantizeJob(kDefault, type, n), stream_.get()));
       DequantizeJob job;
       job.format = kDefault;
@@ -524,22 +530,37 @@ class Bench {
       job.out = out_.at();
       DequantizeJob small = job;
       small.segment_elements = small.out_pitch = small.out_total = tiny;
-#define X(threads, repeat, hint, resident)                                                                 \
-  variant(job, std::string("dequantize_") + name(type) + "_" #threads "_" #repeat "_" #hint "_" #resident, \
-          threads, threads * kThreadElements * repeat, n, bytes, small, tiny, &found);
-      HALFWIRE_DEQUANTIZE_VARIANTS(X)
+      QuantizeJob small_packet = quantizeJob(kDefault, type, tiny);
+      small_packet.out = fp32_.at();
+      ok(paths_[0].device->quantize(small_packet, stream_.get()));
+      small.in = fp32_.at();
+      for (const Path& path : paths_) {
+        const std::string prefix = std::string("dequantize_") + name(type) + "_" + path.name;
+#define X(threads, repeat, hint, resident)                                         \
+  variant(job, prefix + "_" #threads "_" #repeat "_" #hint "_" #resident, threads, \
+          threads * kThreadElements * repeat, n, bytes, small, tiny, &found);
+        HALFWIRE_DEQUANTIZE_VARIANTS(X)
 #undef X
-      best(found, 5);
+        best(found, 2);
+      }
     }
-    makePackets(kDefault, kMessage, 8);
-    const ReduceJob job = reduceJob(kDefault, DataType::kBf16, kMessage, 8, true);
-    const ReduceJob small = reduceJob(kDefault, DataType::kBf16, kMiB, 8, true);
-#define X(threads, depth, hint, resident)                                             \
-  variant(job, "reduce_packet_" #threads "_" #depth "_" #hint "_" #resident, threads, \
-          threads* kThreadElements, job.elements, 9 * job.in_pitch, small, small.elements, &found);
-    HALFWIRE_REDUCE_VARIANTS(X)
+    for (const uint32_t packets : {8u, 2u}) {
+      makePackets(kDefault, kMessage, packets);
+      const ReduceJob job = reduceJob(kDefault, DataType::kBf16, kMessage, packets, true);
+      makePackets(kDefault, kMiB, packets, fp32_);
+      ReduceJob small = reduceJob(kDefault, DataType::kBf16, kMiB, packets, true);
+      small.in = fp32_.at();
+      line("reduce of " + std::to_string(packets) + " packets:", true);
+      for (const Path& path : paths_) {
+        const std::string prefix = "reduce_packet_" + path.name;
+#define X(threads, depth, hint, resident)                                                                    \
+  variant(job, prefix + "_" #threads "_" #depth "_" #hint "_" #resident, threads, threads * kThreadElements, \
+          job.elements, (packets + 1) * job.in_pitch, small, small.elements, &found);
+        HALFWIRE_REDUCE_VARIANTS(X)
 #undef X
-    best(found, 6);
+        best(found, 3);
+      }
+    }
   }
 
   const Gpu& gpu_;
