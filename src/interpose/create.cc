@@ -173,6 +173,7 @@ void conclude(Pending& p, const std::vector<Pending>& all) {
   // going on.
   if (!p.sent || !n.blocking) return;
   p.verdict = p.meeting.receive(settings().meeting_timeout_s + 5);
+  Registry::get().settleMeetings();
   if (p.verdict.status.ok() && alone != Reason::kCompressed) p.verdict.reason = alone;
 }
 

@@ -50,6 +50,10 @@ ncclResult_t data(const QueuedCall& call, const void* caller) {
     const RealNccl* real = realOrRefuse();
     if (real == nullptr) return ncclSystemError;
     if (fromNccl(*real, caller)) return issue(real->api, call);
+    if (Registry::get().find(call.comm) == nullptr) {
+      // Nobody we know made the communicator: perhaps another copy of NCCL, calling itself.
+      if (const RealNccl* other = Registry::get().otherCopy(caller)) return issue(other->api, call);
+    }
     return dataCall(*real, call);
   })
 }
@@ -105,6 +109,9 @@ HALFWIRE_EXPORT ncclResult_t ncclGetUniqueId(ncclUniqueId* uniqueId){HALFWIRE_GU
   if (real == nullptr) return ncclSystemError;
   const bool self = fromNccl(*real, __builtin_return_address(0));
   if (!self) {
+    if (const RealNccl* other = Registry::get().otherCopy(__builtin_return_address(0))) {
+      return other->api.ncclGetUniqueId(uniqueId);
+    }
     if (const ncclResult_t bad = checkSettings(); bad != ncclSuccess) return bad;
   }
   ncclResult_t result;

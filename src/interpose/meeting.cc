@@ -177,6 +177,7 @@ struct MeetingPoint::Impl {
   uint16_t port = 0;
   uint32_t timeout_s = 30;
   std::mutex mutex;
+  std::mutex sending;  // held from a verdict's first byte to its last
   std::set<Token> tokens;
   std::thread thread;
 
@@ -199,7 +200,7 @@ struct MeetingPoint::Impl {
 
   void serve();
   void admit(Stranger& stranger, std::map<Key, Gathering>& gatherings);
-  static void conclude(Gathering& gathering);
+  void conclude(Gathering& gathering);
 };
 
 // Sends every member the same verdict and closes the gathering.
@@ -244,6 +245,7 @@ void MeetingPoint::Impl::conclude(Gathering& g) {
     if (r.flags & 4) pass(Reason::kOneConnection, fmt::format("set on rank {}", rank));
     if (!(r.flags & 2)) pass(Reason::kMemberNotReady, fmt::format("rank {}: {}", rank, getText(r.words)));
   }
+  const std::lock_guard lock(sending);
   for (auto& [rank, member] : g.members) {
     if (member.fd < 0) continue;
     (void)sendAll(member.fd, &verdict, sizeof verdict, Clock::now() + std::chrono::seconds(2));
@@ -401,6 +403,8 @@ Mark MeetingPoint::invite(Mode mode, uint64_t digest) {
   impl_->tokens.insert(mark.token);
   return mark;
 }
+
+void MeetingPoint::settle() { const std::lock_guard lock(impl_->sending); }
 
 Meeting::~Meeting() {
   if (fd_ >= 0) close(fd_);

@@ -68,6 +68,9 @@ class MeetingPoint {
   // A mark with a fresh token for a new id. Thread-safe.
   Mark invite(Mode mode, uint64_t digest);
 
+  // Returns once no verdict is half sent. Thread-safe.
+  void settle();
+
  private:
   struct Impl;
   MeetingPoint();

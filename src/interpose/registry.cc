@@ -39,6 +39,27 @@ const RealNccl* Registry::real(Status* status) {
   return &real_->value();
 }
 
+const RealNccl* Registry::otherCopy(const void* caller) {
+  std::string path;
+  const void* base = ncclLibraryAt(caller, &path);
+  if (base == nullptr) return nullptr;
+  std::lock_guard lock(mutex_);
+  const auto [entry, fresh] = other_copies_.try_emplace(base);
+  if (!fresh) return entry->second.get();
+  if (auto found = resolveNccl(path); found.ok())
+    entry->second = std::make_unique<RealNccl>(std::move(found).value());
+  return entry->second.get();
+}
+
+void Registry::settleMeetings() {
+  MeetingPoint* point = nullptr;
+  {
+    std::lock_guard lock(mutex_);
+    if (meeting_pid_ == getpid()) point = meeting_.get();
+  }
+  if (point != nullptr) point->settle();
+}
+
 Result<Mark> Registry::invite() {
   std::lock_guard lock(mutex_);
   const Settings& s = settings_.value();

@@ -65,6 +65,14 @@ class Registry {
   // The real NCCL, found on first use. Null and a status when there is none.
   const RealNccl* real(Status* status);
 
+  // Another copy of NCCL in this process that `caller` belongs to: its calls to itself must stay in it. Null
+  // where `caller` is not in such a library.
+  const RealNccl* otherCopy(const void* caller);
+
+  // Waits until the verdict that this process is sending has reached every member's connection: the process
+  // that made the id may end as soon as it knows its own.
+  void settleMeetings();
+
   // A mark for a new id: opens the meeting point on first use.
   Result<Mark> invite();
 
@@ -107,6 +115,7 @@ class Registry {
   std::mutex mutex_;
   std::optional<Result<RealNccl>> real_;
   std::atomic<const RealNccl*> real_ready_{nullptr};
+  std::map<const void*, std::unique_ptr<RealNccl>> other_copies_;  // by load address
   std::unique_ptr<MeetingPoint> meeting_;
   int meeting_pid_ = 0;
   std::unique_ptr<RunLog> log_;

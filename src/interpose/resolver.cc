@@ -67,6 +67,10 @@ void* handleDefining(const char* symbol, std::string* path) {
   return nullptr;
 }
 
+bool isNcclLibrary(std::string_view path) {
+  return path.substr(path.find_last_of('/') + 1).find("nccl") != std::string_view::npos;
+}
+
 struct TextQuery {
   const void* base;
   uintptr_t begin = UINTPTR_MAX;
@@ -201,10 +205,7 @@ Result<RealNccl> resolveNccl(const std::string& path) {
     if (info.dli_fname != nullptr) real.path = info.dli_fname;
     TextQuery query{info.dli_fbase};
     dl_iterate_phdr(collectText, &query);
-    // Only a library of NCCL's own: where NCCL is part of the program, the program's calls come from there
-    // too.
-    const std::string_view file = std::string_view(real.path).substr(real.path.find_last_of('/') + 1);
-    if (query.end > query.begin && file.find("nccl") != std::string_view::npos) {
+    if (query.end > query.begin && isNcclLibrary(real.path)) {
       real.text_begin = query.begin;
       real.text_end = query.end;
     }
@@ -222,6 +223,14 @@ Result<RealNccl> resolveNccl(const std::string& path) {
     real.host_engine = engine;
   }
   return real;
+}
+
+const void* ncclLibraryAt(const void* address, std::string* path) {
+  Dl_info info{};
+  if (dladdr(address, &info) == 0 || info.dli_fname == nullptr) return nullptr;
+  if (info.dli_fbase == ownBase() || !isNcclLibrary(info.dli_fname)) return nullptr;
+  *path = info.dli_fname;
+  return info.dli_fbase;
 }
 
 }  // namespace halfwire

@@ -30,4 +30,9 @@ struct RealNccl {
 // loaded yet.
 Result<RealNccl> resolveNccl(const std::string& path);
 
+// The load address and path of the library of NCCL's own (by its file's name) that holds `address`; null if
+// that lies elsewhere. Where NCCL is part of the program, the program's calls come from the same object, so
+// only such a library's calls are NCCL's.
+const void* ncclLibraryAt(const void* address, std::string* path);
+
 }  // namespace halfwire
