@@ -31,26 +31,6 @@ bool meets(const NewCommunicator& n) {
   return settings().mode != Mode::kOff || n.mark->port != 0;
 }
 
-// What cannot be right whoever answers.
-Status objection(const NewCommunicator& n) {
-  if (settings().mode == Mode::kOff || !n.followed || n.local || n.ranks <= 1) return {};
-  if (!n.mark) {
-    return {StatusCode::kInvalidArgument, fmt::format("rank {}: the process that made this communicator's id "
-                                                      "(rank 0 in most programs) runs without the "
-                                                      "library; start every rank with halfwire run",
-                                                      n.rank)};
-  }
-  if (n.mark->port == 0) {
-    return {
-        StatusCode::kInvalidArgument,
-        fmt::format(
-            "rank {} runs with mode wire, the process that made this communicator's id with mode off; start "
-            "every rank with the same halfwire run options",
-            n.rank)};
-  }
-  return {};
-}
-
 // Kernels and scratch for a communicator that could compress. The failure of one member is told to all.
 Status makeCompressor(const NewCommunicator& n, std::shared_ptr<Device>* device,
                       std::unique_ptr<Compressor>* out) {
@@ -208,6 +188,25 @@ Status connect(std::vector<Pending>& pending, uint64_t* bytes) {
 }
 
 }  // namespace
+
+Status objection(const NewCommunicator& n) {
+  if (settings().mode == Mode::kOff || !n.followed || n.local || n.ranks <= 1) return {};
+  if (!n.mark) {
+    return {StatusCode::kInvalidArgument, fmt::format("rank {}: the process that made this communicator's id "
+                                                      "(rank 0 in most programs) runs without the "
+                                                      "library; start every rank with halfwire run",
+                                                      n.rank)};
+  }
+  if (n.mark->port == 0) {
+    return {
+        StatusCode::kInvalidArgument,
+        fmt::format(
+            "rank {} runs with mode wire, the process that made this communicator's id with mode off; start "
+            "every rank with the same halfwire run options",
+            n.rank)};
+  }
+  return {};
+}
 
 bool asksNonBlocking(const ncclConfig_t* config, bool parent_blocking) {
   // NCCL_COMM_BLOCKING overrides the program's configuration.

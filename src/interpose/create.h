@@ -25,6 +25,10 @@ NewCommunicator startSplit(Communicator& parent, int color, ncclComm_t* out, con
 // All ranks of a communicator in this process (ncclCommInitAll).
 ncclResult_t finishInitAll(const RealNccl& real, ncclComm_t* comms, int ranks);
 
+// What cannot be right about it whoever answers: its id was made without this library, or with it switched
+// off.
+Status objection(const NewCommunicator& communicator);
+
 // Whether the caller's configuration asks for a non-blocking communicator.
 bool asksNonBlocking(const ncclConfig_t* config, bool parent_blocking);
 

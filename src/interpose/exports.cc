@@ -66,7 +66,11 @@ ncclResult_t create(NewCommunicator&& communicator, Init&& init) {
     const InsideReal inside;
     result = init();
   }
-  if (result != ncclSuccess && result != ncclInProgress) return theirs(result);
+  if (result != ncclSuccess && result != ncclInProgress) {
+    // A peer with the same objection may have given up already; then NCCL's error names the wrong rank.
+    const Status status = objection(communicator);
+    return status.ok() ? theirs(result) : refuse(ncclInvalidUsage, status.message());
+  }
   if (threadState().group_depth > 0) {
     threadQueue().inits.push_back(std::move(communicator));
     return result;
