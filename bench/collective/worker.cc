@@ -228,9 +228,8 @@ class Case {
   // The messages of the compressed collective, without codec: what the link alone takes.
   void packets() {
     const Pass whole = pass();
-    const uint64_t elements = config_.op == CollectiveOp::kAllReduce ? count_ : count_;
-    for (uint64_t offset = 0; offset < elements; offset += whole.elements) {
-      const Pass p = cut(std::min(whole.elements, elements - offset));
+    for (uint64_t offset = 0; offset < count_; offset += whole.elements) {
+      const Pass p = cut(std::min(whole.elements, count_ - offset));
       const bool one_shot = config_.op == CollectiveOp::kAllReduce && ranks_ == 2;
       if (config_.op != CollectiveOp::kAllGather && !one_shot) exchange(p);
       if (config_.op != CollectiveOp::kReduceScatter) {

@@ -219,11 +219,7 @@ HALFWIRE_EXPORT ncclResult_t
       if (fromNccl(*real, __builtin_return_address(0)) || parent == nullptr || newcomm == nullptr)
         return init();
       *newcomm = nullptr;
-      NewCommunicator child;
-      child.out = newcomm;
-      child.real = parent->real;
-      child.followed = false;
-      return create(std::move(child), init);
+      return create(startUnfollowed(*parent->real, newcomm, 0, 0), init);
     })}
 
 HALFWIRE_EXPORT ncclResult_t ncclCommFinalize(ncclComm_t comm){HALFWIRE_GUARDED({
