@@ -12,7 +12,7 @@ struct ModelShape {
   int64_t width = 240;
   int64_t heads = 6;
   int64_t layers = 6;
-  int64_t context = 64;
+  int64_t context = 32;
   int64_t vocabulary = 256;  // bytes
 };
 

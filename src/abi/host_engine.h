@@ -25,6 +25,9 @@ struct HalfwireHostEngine {
   cudaError_t (*getDevice)(int* device);
   cudaError_t (*setDevice)(int device);
   cudaError_t (*eventSynchronize)(cudaEvent_t event);
+  cudaError_t (*streamCreate)(cudaStream_t* stream, unsigned flags);
+  cudaError_t (*streamSynchronize)(cudaStream_t stream);
+  cudaError_t (*streamDestroy)(cudaStream_t stream);
 };
 
 #define HALFWIRE_HOST_ENGINE_SYMBOL "halfwire_host_engine_v1"

@@ -445,7 +445,7 @@ void addBenchCommand(CLI::App& app, int* exit_code) {
   text(k, "--block", collective->block, "N", "32, 64, 128 or 256 (default: 128)");
   text(k, "--scale", collective->scale, "SCALE", "fp32 or e8m0 (default: fp32)");
   text(k, "--chunk-bytes", collective->chunk, "SIZE",
-       "bytes of a message in one pass through the scratch (default: 64MiB)");
+       "bytes of a message that the scratch holds at a time (default: 64MiB)");
   text(k, "--repeat", collective->repeat, "N", "repetitions of each, alternating (default: 5)");
   k->add_flag("--share-gpu", collective->share_gpu, "with --engine nccl: all ranks on GPU 0");
   k->add_flag("--json", collective->json, "one JSON object with rows");

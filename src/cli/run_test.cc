@@ -141,7 +141,7 @@ TEST_F(Run, SettingsReachTheProgram) {
   const Ran r =
       bash({"--mode",    "wire",      "--format", "int8",    "--block",     "64",   "--scale",       "e8m0",
             "--ops",     "allreduce", "--comms",  "size:2",  "--min-bytes", "1MiB", "--chunk-bytes", "8MiB",
-            "--address", "127.0.0.2", "--link",   "300Mbit", "--hw-queues", "1",    "--delay-us",    "50"},
+            "--overlap", "off",       "--address", "127.0.0.2", "--link",   "300Mbit", "--hw-queues", "1",    "--delay-us",    "50"},
            "env | grep ^HALFWIRE_ | grep -v LOG_DIR | sort; [ -d $HALFWIRE_LOG_DIR ] && stat -c %a "
            "$HALFWIRE_LOG_DIR");
   EXPECT_EQ(
@@ -149,7 +149,7 @@ TEST_F(Run, SettingsReachTheProgram) {
       "HALFWIRE_ADDRESS=127.0.0.2\nHALFWIRE_BLOCK=64\nHALFWIRE_CHUNK_BYTES=8MiB\nHALFWIRE_COMMS=size:2\n"
       "HALFWIRE_FORMAT=int8\nHALFWIRE_HOST_DELAY_US=50\nHALFWIRE_HOST_HW_QUEUES=1\nHALFWIRE_HOST_LINK="
       "300Mbit\n"
-      "HALFWIRE_MIN_BYTES=1MiB\nHALFWIRE_MODE=wire\nHALFWIRE_OPS=allreduce\nHALFWIRE_SCALE=e8m0\n700\n");
+      "HALFWIRE_MIN_BYTES=1MiB\nHALFWIRE_MODE=wire\nHALFWIRE_OPS=allreduce\nHALFWIRE_OVERLAP=off\nHALFWIRE_SCALE=e8m0\n700\n");
 }
 
 TEST_F(Run, ModeIsWireUnlessSaidOtherwise) {

@@ -7,8 +7,20 @@ namespace {
 
 constexpr uint64_t kRegionAlignment = 256;
 
-uint64_t chunkElements(const Compressor::Config& c, DataType type) {
-  return std::max<uint64_t>(roundUp(c.chunk_bytes / dataTypeBytes(type), c.format.block), c.format.block);
+// Passes in flight where they overlap; Schedule::overlapped says why.
+constexpr uint32_t kSlots = 4;
+// Into how many passes a message is cut so that they can overlap. What cannot overlap is the codec of the first
+// and the last pass; against that, every pass costs messages, launches and the wait for the slowest rank.
+constexpr uint64_t kPasses = 4;
+constexpr uint64_t kLeastPassBytes = 1ull << 20;
+
+uint32_t slots(const Compressor::Config& c) { return c.overlap ? kSlots : 1; }
+
+// Of the user's buffer, the most that one pass takes.
+uint64_t slotBytes(const Compressor::Config& c) { return c.chunk_bytes / slots(c); }
+
+uint64_t elementsOf(uint64_t bytes, const Compressor::Config& c, DataType type) {
+  return std::max<uint64_t>(roundUp(bytes / dataTypeBytes(type), c.format.block), c.format.block);
 }
 
 // Scratch that a call's pass of `elements` takes: outgoing and incoming packets.
@@ -31,11 +43,22 @@ Footprint footprint(const Compressor::Config& c, CollectiveOp op, bool one_shot,
   return f;
 }
 
-// Elements of one pass: of the whole buffer for AllReduce, of each rank's part for the others.
-uint64_t passElements(const Compressor::Config& c, CollectiveOp op, DataType type) {
-  const uint64_t chunk = chunkElements(c, type);
+// Elements of a pass of `bytes`: of the whole buffer for AllReduce, of each rank's part for the others.
+uint64_t passElements(const Compressor::Config& c, CollectiveOp op, DataType type, uint64_t bytes) {
+  const uint64_t chunk = elementsOf(bytes, c, type);
   if (op == CollectiveOp::kAllReduce) return chunk;
   return std::max<uint64_t>(chunk / c.ranks / c.format.block * c.format.block, c.format.block);
+}
+
+uint64_t slotFootprint(const Compressor::Config& c) {
+  uint64_t bytes = 0;
+  for (const CollectiveOp op :
+       {CollectiveOp::kAllReduce, CollectiveOp::kReduceScatter, CollectiveOp::kAllGather}) {
+    const bool one_shot = op == CollectiveOp::kAllReduce && c.ranks == 2;
+    const uint64_t elements = passElements(c, op, DataType::kBf16, slotBytes(c));
+    bytes = std::max(bytes, footprint(c, op, one_shot, elements).total());
+  }
+  return bytes;
 }
 
 ncclResult_t fail(const Status& status, std::string* error) {
@@ -45,15 +68,7 @@ ncclResult_t fail(const Status& status, std::string* error) {
 
 }  // namespace
 
-uint64_t Compressor::scratchBytes(const Config& c) {
-  uint64_t bytes = 0;
-  for (const CollectiveOp op :
-       {CollectiveOp::kAllReduce, CollectiveOp::kReduceScatter, CollectiveOp::kAllGather}) {
-    const bool one_shot = op == CollectiveOp::kAllReduce && c.ranks == 2;
-    bytes = std::max(bytes, footprint(c, op, one_shot, passElements(c, op, DataType::kBf16)).total());
-  }
-  return bytes;
-}
+uint64_t Compressor::scratchBytes(const Config& c) { return slotFootprint(c) * slots(c); }
 
 Result<std::unique_ptr<Compressor>> Compressor::create(const NcclApi* api, Device* device,
                                                        const Config& config) {
@@ -65,18 +80,25 @@ Result<std::unique_ptr<Compressor>> Compressor::create(const NcclApi* api, Devic
   void* scratch = nullptr;
   if (Status s = device->allocate(scratchBytes(config), &scratch); !s.ok()) return s;
   c->scratch_ = static_cast<char*>(scratch);
+  if (!config.overlap) return c;
+  if (Status s = device->createStream(&c->transfers_); !s.ok()) return s;
+  if (Status s = device->createEvent(&c->ready_); !s.ok()) return s;
+  if (Status s = device->createEvent(&c->moved_); !s.ok()) return s;
   return c;
 }
 
 Compressor::~Compressor() {
-  if (device_ == nullptr) return;
+  if (device_ == nullptr || parked_) return;
   if (used_) (void)device_->synchronizeEvent(last_use_);
   if (scratch_ != nullptr) device_->release(scratch_);
-  if (last_use_ != nullptr) device_->destroyEvent(last_use_);
+  for (const EventHandle e : {last_use_, ready_, moved_}) {
+    if (e != nullptr) device_->destroyEvent(e);
+  }
+  if (transfers_ != nullptr) (void)device_->finishStream(transfers_);
   for (const EventHandle e : events_) device_->destroyEvent(e);
 }
 
-void Compressor::park() { device_ = nullptr; }
+void Compressor::park() { parked_ = true; }
 
 bool Compressor::oneShot(const CompressedCall& call) const {
   return call.op == CollectiveOp::kAllReduce && config_.ranks == 2;
@@ -87,24 +109,55 @@ uint64_t Compressor::shardLength(const Piece& piece, uint32_t shard) const {
   return start >= piece.elements ? 0 : std::min(piece.shard, piece.elements - start);
 }
 
-// Cuts the calls into passes and the passes into batches that fit the scratch: a function of the calls'
-// operations, types and counts alone, so every rank cuts alike.
+// Bytes of the user's buffers.
+uint64_t Compressor::bytesOf(const CompressedCall& call, uint64_t elements) const {
+  const uint64_t parts = call.op == CollectiveOp::kAllReduce ? 1 : config_.ranks;
+  return elements * parts * dataTypeBytes(call.type);
+}
+
+// The longest pass of a message, in bytes.
+uint64_t Compressor::passBytes(uint64_t message) const {
+  if (!config_.overlap) return slotBytes(config_);
+  return std::min(slotBytes(config_), std::max((message + kPasses - 1) / kPasses, kLeastPassBytes));
+}
+
+bool Compressor::overlaps(const CompressedCall& call) const {
+  const uint64_t bytes = bytesOf(call, call.count);
+  return config_.overlap && bytes > passBytes(bytes);
+}
+
+// Cuts the calls into passes and the passes into batches that fit a slot of the scratch. How a call is cut
+// follows from its operation, type and count alone: a rank may call in a group what another calls by itself.
 std::vector<std::vector<Compressor::Piece>> Compressor::plan(std::span<const CompressedCall> calls) const {
-  const uint64_t capacity = scratchBytes(config_);
+  uint64_t total = 0;
+  for (const CompressedCall& call : calls) total += bytesOf(call, call.count);
+  const uint64_t slot = slotFootprint(config_);
+  const uint64_t batch_limit = passBytes(total);
+  const bool overlapped = config_.overlap && total > batch_limit;
   std::vector<std::vector<Piece>> batches(1);
   uint64_t used = 0;
+  uint64_t batch_bytes = 0;
+  const auto next = [&] {
+    batches.emplace_back();
+    used = 0;
+    batch_bytes = 0;
+  };
   for (uint32_t i = 0; i < calls.size(); ++i) {
     const CompressedCall& call = calls[i];
-    const uint64_t pass = passElements(config_, call.op, call.type);
-    for (uint64_t offset = 0; offset < call.count; offset += pass) {
+    const uint64_t longest = passBytes(bytesOf(call, call.count));
+    for (uint64_t offset = 0; offset < call.count;) {
+      // What is first is half as long, and so mostly is what is last: nothing runs beside their codec.
+      const bool half = overlaps(call) && offset == 0;
+      const uint64_t pass = passElements(config_, call.op, call.type, half ? longest / 2 : longest);
       const uint64_t elements = std::min(pass, call.count - offset);
       const Footprint f = footprint(config_, call.op, oneShot(call), elements);
-      if (used + f.total() > capacity) {
-        batches.emplace_back();
-        used = 0;
-      }
-      batches.back().push_back({i, offset, elements, f.shard, f.packet, used, used + f.outgoing});
+      const bool full = overlapped && batch_bytes >= (batches.size() == 1 ? batch_limit / 2 : batch_limit);
+      if (used + f.total() > slot || full) next();
+      const uint64_t start = (batches.size() - 1) % slots(config_) * slot + used;
+      batches.back().push_back({i, offset, elements, f.shard, f.packet, start, start + f.outgoing});
       used += f.total();
+      batch_bytes += bytesOf(call, elements);
+      offset += elements;
     }
   }
   return batches;
@@ -222,13 +275,24 @@ ncclResult_t Compressor::exchange(const CompressedCall& call, const Piece& p, St
   return ncclSuccess;
 }
 
-// Gathers every rank's packet in place. Packets of short last shards travel at full length.
-ncclResult_t Compressor::gather(const CompressedCall&, const Piece& p, StreamHandle stream,
+// Gathers every rank's packet in place. Packets of short last shards travel at full length. Messages whose
+// passes overlap are gathered by sends and receives, which share a real group with those of an exchange.
+ncclResult_t Compressor::gather(const CompressedCall& call, const Piece& p, StreamHandle stream,
                                 CallStats* stats) {
+  const auto s = static_cast<cudaStream_t>(stream);
   char* packets = scratch_ + p.incoming;
+  const char* mine = packets + config_.rank * p.packet;
   stats->sent_bytes += p.packet * (config_.ranks - 1);
-  return api_->ncclAllGather(packets + config_.rank * p.packet, packets, p.packet, ncclUint8, config_.comm,
-                             static_cast<cudaStream_t>(stream));
+  if (!overlaps(call)) return api_->ncclAllGather(mine, packets, p.packet, ncclUint8, config_.comm, s);
+  for (uint32_t step = 1; step < config_.ranks; ++step) {
+    const uint32_t to = (config_.rank + step) % config_.ranks;
+    const uint32_t from = (config_.rank + config_.ranks - step) % config_.ranks;
+    ncclResult_t r = api_->ncclSend(mine, p.packet, ncclUint8, static_cast<int>(to), config_.comm, s);
+    if (r != ncclSuccess) return r;
+    r = api_->ncclRecv(packets + from * p.packet, p.packet, ncclUint8, static_cast<int>(from), config_.comm, s);
+    if (r != ncclSuccess) return r;
+  }
+  return ncclSuccess;
 }
 
 Status Compressor::event(size_t index, EventHandle* out) {
@@ -265,133 +329,188 @@ Status Compressor::end(StreamHandle main, std::span<const StreamHandle> others) 
   return {};
 }
 
-namespace {
-
-// One member's progress through runCompressed.
-struct Run {
-  CompressedTurn* turn = nullptr;
-  StreamHandle main = nullptr;
-  std::vector<StreamHandle> others;
-  std::vector<std::vector<Compressor::Piece>> batches;
-};
-
-void addStream(StreamHandle stream, Run* run) {
-  if (stream == run->main || std::find(run->others.begin(), run->others.end(), stream) != run->others.end())
-    return;
-  run->others.push_back(stream);
-}
-
-}  // namespace
-
-ncclResult_t runCompressed(std::span<CompressedTurn> turns, CallGate& gate, std::string* error) {
-  std::vector<Run> runs;
-  size_t batch_count = 0;
-  for (CompressedTurn& turn : turns) {
-    if (turn.calls.empty()) continue;
-    Run run;
-    run.turn = &turn;
-    run.main = turn.calls.front().stream;
-    for (const CompressedCall& call : turn.calls) addStream(call.stream, &run);
-    for (const StreamHandle stream : turn.streams) addStream(stream, &run);
-    run.batches = turn.compressor->plan(turn.calls);
-    turn.stats.assign(turn.calls.size(), {});
-    batch_count = std::max(batch_count, run.batches.size());
-    runs.push_back(std::move(run));
+// The turns of a clique on their way: what each stage enqueues for one batch of all of them, and the order of
+// the stages.
+class Schedule {
+ public:
+  Schedule(std::span<CompressedTurn> turns, CallGate& gate, std::string* error) : gate_(gate), error_(error) {
+    for (CompressedTurn& turn : turns) {
+      if (turn.calls.empty()) continue;
+      Run run;
+      run.turn = &turn;
+      run.c = turn.compressor;
+      run.main = turn.calls.front().stream;
+      for (const CompressedCall& call : turn.calls) addStream(call.stream, &run);
+      for (const StreamHandle stream : turn.streams) addStream(stream, &run);
+      run.batches = run.c->plan(turn.calls);
+      turn.stats.assign(turn.calls.size(), {});
+      batches_ = std::max(batches_, run.batches.size());
+      runs_.push_back(std::move(run));
+    }
+    // A single batch has nothing to overlap with.
+    overlapped_ = batches_ > 1 && runs_.front().c->config_.overlap;
+    for (Run& run : runs_) run.transfers = overlapped_ ? run.c->transfers_ : run.main;
   }
-  if (runs.empty()) return ncclSuccess;
-  const NcclApi* api = runs.front().turn->compressor->api_;
 
-  // Whether a stage touches a piece at all.
-  const auto exchanges = [](const Compressor& c, const CompressedCall& call) {
+  ncclResult_t run() {
+    if (runs_.empty()) return ncclSuccess;
+    for (Run& run : runs_) check(run.c->begin(run.main, run.others));
+    if (overlapped_) {
+      overlapped();
+    } else {
+      inOrder();
+    }
+    for (Run& run : runs_) check(run.c->end(run.main, run.others));
+    return result_;
+  }
+
+ private:
+  // One member's progress.
+  struct Run {
+    CompressedTurn* turn = nullptr;
+    Compressor* c = nullptr;
+    StreamHandle main = nullptr;       // of the codec
+    StreamHandle transfers = nullptr;  // the same stream unless passes overlap
+    std::vector<StreamHandle> others;
+    std::vector<std::vector<Compressor::Piece>> batches;
+  };
+  using Member = ncclResult_t (Compressor::*)(const CompressedCall&, const Compressor::Piece&, StreamHandle,
+                                              CallStats*);
+  using Wants = bool (*)(const Compressor&, const CompressedCall&);
+  // The pieces of a batch that one kind of transfer moves.
+  struct Share {
+    size_t batch;
+    Wants wants;
+    Member work;
+  };
+
+  static void addStream(StreamHandle stream, Run* run) {
+    if (stream == run->main ||
+        std::find(run->others.begin(), run->others.end(), stream) != run->others.end())
+      return;
+    run->others.push_back(stream);
+  }
+
+  static bool exchanges(const Compressor& c, const CompressedCall& call) {
     return call.op == CollectiveOp::kReduceScatter ||
            (call.op == CollectiveOp::kAllReduce && !c.oneShot(call));
-  };
-  const auto gathers = [](const CompressedCall& call) { return call.op != CollectiveOp::kReduceScatter; };
+  }
+  static bool gathers(const Compressor&, const CompressedCall& call) {
+    return call.op != CollectiveOp::kReduceScatter;
+  }
+  static bool always(const Compressor&, const CompressedCall&) { return true; }
+  // Gathers of sums, and gathers that follow nothing but the quantizing.
+  static bool gathersSums(const Compressor& c, const CompressedCall& call) {
+    return gathers(c, call) && exchanges(c, call);
+  }
+  static bool gathersOnly(const Compressor& c, const CompressedCall& call) { return !exchanges(c, call); }
 
-  Status status;
-  const auto codec = [&](size_t batch, auto&& wants, auto&& work) {
-    for (Run& run : runs) {
+  // Nothing is enqueued after a failure.
+  void check(const Status& status) {
+    if (result_ == ncclSuccess && !status.ok()) result_ = fail(status, error_);
+  }
+
+  // Calls `work` on every piece of `batch` that `wants` chooses. No batch has the number -1 or less.
+  template <class Work>
+  void eachPiece(size_t batch, Wants wants, Work work) {
+    for (Run& run : runs_) {
       if (batch >= run.batches.size()) continue;
-      Compressor& c = *run.turn->compressor;
       for (const Compressor::Piece& piece : run.batches[batch]) {
         const CompressedCall& call = run.turn->calls[piece.call];
-        if (!wants(c, call)) continue;
-        status = work(c, call, piece, run.main);
-        if (!status.ok()) return false;
-        ++run.turn->stats[piece.call].launches;
+        if (wants(*run.c, call)) work(run, call, piece);
       }
     }
-    return true;
-  };
-  // One real group over all members, none if no piece wants it.
-  const auto group = [&](size_t batch, auto&& wants, auto&& work) -> ncclResult_t {
+  }
+
+  void codec(size_t batch, Wants wants,
+             Status (Compressor::*work)(const CompressedCall&, const Compressor::Piece&, StreamHandle)) {
+    eachPiece(batch, wants, [&](Run& run, const CompressedCall& call, const Compressor::Piece& piece) {
+      if (result_ != ncclSuccess) return;
+      check((run.c->*work)(call, piece, run.main));
+      ++run.turn->stats[piece.call].launches;
+    });
+  }
+
+  // One real group over all members, none if there is nothing to move.
+  void transfer(std::initializer_list<Share> shares) {
     bool any = false;
-    for (const Run& run : runs) {
-      if (batch >= run.batches.size()) continue;
-      for (const Compressor::Piece& piece : run.batches[batch]) {
-        any = any || wants(*run.turn->compressor, run.turn->calls[piece.call]);
-      }
+    for (const Share& share : shares)
+      eachPiece(share.batch, share.wants, [&](Run&, const auto&, const auto&) { any = true; });
+    if (!any || result_ != ncclSuccess) return;
+    if (!gate_.enter()) {
+      *error_ = "the communicator was aborted while a compressed collective was being enqueued";
+      result_ = ncclRemoteError;
+      return;
     }
-    if (!any) return ncclSuccess;
-    if (!gate.enter()) {
-      *error = "the communicator was aborted while a compressed collective was being enqueued";
-      return ncclRemoteError;
-    }
+    const NcclApi* api = runs_.front().c->api_;
     ncclResult_t result = api->ncclGroupStart();
-    for (Run& run : runs) {
-      if (result != ncclSuccess || batch >= run.batches.size()) continue;
-      for (const Compressor::Piece& piece : run.batches[batch]) {
-        const CompressedCall& call = run.turn->calls[piece.call];
-        if (result != ncclSuccess || !wants(*run.turn->compressor, call)) continue;
-        result = work(*run.turn->compressor, call, piece, run.main, &run.turn->stats[piece.call]);
-      }
+    for (const Share& share : shares) {
+      eachPiece(share.batch, share.wants, [&](Run& run, const CompressedCall& call, const auto& piece) {
+        if (result != ncclSuccess) return;
+        result = (run.c->*share.work)(call, piece, run.transfers, &run.turn->stats[piece.call]);
+      });
     }
     // The group must be closed whatever happened inside it.
     const ncclResult_t end = api->ncclGroupEnd();
-    gate.leave();
-    return result != ncclSuccess ? result : end;
-  };
+    gate_.leave();
+    result_ = result != ncclSuccess ? result : end;
+  }
 
-  for (Run& run : runs) {
-    status = run.turn->compressor->begin(run.main, run.others);
-    if (!status.ok()) return fail(status, error);
-  }
-  for (size_t batch = 0; batch < batch_count; ++batch) {
-    const auto all = [](const Compressor&, const CompressedCall&) { return true; };
-    const auto gatheringOnly = [&](const Compressor&, const CompressedCall& call) { return gathers(call); };
-    if (!codec(batch, all,
-               [](Compressor& c, const CompressedCall& call, const Compressor::Piece& p, StreamHandle s) {
-                 return c.quantize(call, p, s);
-               })) {
-      return fail(status, error);
-    }
-    ncclResult_t result =
-        group(batch, exchanges,
-              [](Compressor& c, const CompressedCall& call, const Compressor::Piece& p, StreamHandle s,
-                 CallStats* stats) { return c.exchange(call, p, s, stats); });
-    if (result != ncclSuccess) return result;
-    if (!codec(batch, exchanges,
-               [](Compressor& c, const CompressedCall& call, const Compressor::Piece& p, StreamHandle s) {
-                 return c.reduce(call, p, s);
-               })) {
-      return fail(status, error);
-    }
-    result = group(batch, gatheringOnly,
-                   [](Compressor& c, const CompressedCall& call, const Compressor::Piece& p, StreamHandle s,
-                      CallStats* stats) { return c.gather(call, p, s, stats); });
-    if (result != ncclSuccess) return result;
-    if (!codec(batch, gatheringOnly,
-               [](Compressor& c, const CompressedCall& call, const Compressor::Piece& p, StreamHandle s) {
-                 return c.finish(call, p, s);
-               })) {
-      return fail(status, error);
+  void inOrder() {
+    for (size_t batch = 0; batch < batches_; ++batch) {
+      codec(batch, always, &Compressor::quantize);
+      transfer({{batch, exchanges, &Compressor::exchange}});
+      codec(batch, exchanges, &Compressor::reduce);
+      transfer({{batch, gathers, &Compressor::gather}});
+      codec(batch, gathers, &Compressor::finish);
     }
   }
-  for (Run& run : runs) {
-    status = run.turn->compressor->end(run.main, run.others);
-    if (!status.ok()) return fail(status, error);
+
+  // In step j the link exchanges batch j and gathers batch j-2 in one real group, so that ranks wait for each
+  // other once a step, while the codec reduces batch j-1, finishes batch j-3 and quantizes batch j+1 into the
+  // same slot. What has no exchange is gathered in step j and finished in the next.
+  void overlapped() {
+    codec(0, always, &Compressor::quantize);
+    signal(&Compressor::ready_, &Run::main);
+    for (size_t j = 0; j < batches_ + 2; ++j) {
+      await(&Compressor::ready_, &Run::transfers);
+      if (j > 0) await(&Compressor::moved_, &Run::main);
+      transfer({{j, exchanges, &Compressor::exchange},
+                {j - 2, gathersSums, &Compressor::gather},
+                {j, gathersOnly, &Compressor::gather}});
+      signal(&Compressor::moved_, &Run::transfers);
+      codec(j - 1, exchanges, &Compressor::reduce);
+      codec(j - 3, gathersSums, &Compressor::finish);
+      codec(j - 1, gathersOnly, &Compressor::finish);
+      codec(j + 1, always, &Compressor::quantize);
+      signal(&Compressor::ready_, &Run::main);
+    }
+    await(&Compressor::moved_, &Run::main);
+    codec(batches_ - 1, gathersSums, &Compressor::finish);
   }
-  return ncclSuccess;
+
+  // What a member's two streams tell each other. Each event is awaited before it is recorded again.
+  void signal(EventHandle Compressor::*event, StreamHandle Run::*stream) {
+    for (Run& run : runs_) {
+      if (result_ == ncclSuccess) check(run.c->device_->recordEvent(run.c->*event, run.*stream));
+    }
+  }
+  void await(EventHandle Compressor::*event, StreamHandle Run::*stream) {
+    for (Run& run : runs_) {
+      if (result_ == ncclSuccess) check(run.c->device_->waitEvent(run.*stream, run.c->*event));
+    }
+  }
+
+  CallGate& gate_;
+  std::string* error_;
+  std::vector<Run> runs_;
+  size_t batches_ = 0;
+  bool overlapped_ = false;
+  ncclResult_t result_ = ncclSuccess;
+};
+
+ncclResult_t runCompressed(std::span<CompressedTurn> turns, CallGate& gate, std::string* error) {
+  return Schedule(turns, gate, error).run();
 }
 
 ncclResult_t connectPeers(std::span<Compressor* const> members, CallGate& gate, std::string* error) {
@@ -413,7 +532,9 @@ ncclResult_t connectPeers(std::span<Compressor* const> members, CallGate& gate, 
     if (Status s = c->device_->createStream(&m.stream); !s.ok()) return finish(fail(s, error));
     // A size at which NCCL uses the channels and algorithms that it uses for large messages.
     const uint64_t elements =
-        std::min<uint64_t>(passElements(c->config_, CollectiveOp::kReduceScatter, DataType::kBf16), 1u << 20);
+        std::min<uint64_t>(passElements(c->config_, CollectiveOp::kReduceScatter, DataType::kBf16,
+                                        slotBytes(c->config_)),
+                           1u << 20);
     const Footprint f = footprint(c->config_, CollectiveOp::kReduceScatter, false, elements);
     m.piece = {0, 0, elements, f.shard, f.packet, 0, f.outgoing};
     ready.push_back(m);

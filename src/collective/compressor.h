@@ -4,9 +4,12 @@
 // sum the packets in rank order and requantize, gather the sums, dequantize. At two ranks one-shot: gather
 // both packets and sum them. ReduceScatter is the first half of the two-shot; AllGather is quantize, gather,
 // dequantize. All bytes move as ncclUint8. Messages of any size stream through a scratch of fixed size in
-// chunks.
+// passes. Where the codec takes long next to the links, passes overlap: the scratch is cut in slots, the
+// codec works on the program's stream, the transfers on a stream of our own, and the codec of one pass runs
+// beside the transfers of its neighbours.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <memory>
 #include <span>
@@ -55,7 +58,8 @@ class Compressor {
     uint32_t rank = 0;
     uint32_t ranks = 0;
     WireFormat format;
-    uint64_t chunk_bytes = 64ull << 20;
+    uint64_t chunk_bytes = 64ull << 20;  // of the user's buffer, that the scratch holds at a time
+    bool overlap = false;                // equal on all ranks
   };
 
   // Allocates the scratch; nothing is allocated later. `api` and `device` must outlive the compressor.
@@ -67,7 +71,7 @@ class Compressor {
   Compressor& operator=(const Compressor&) = delete;
 
   // Gives up the scratch without touching the device: for communicators that were aborted, whose kernels may
-  // hang.
+  // hang. May be called while another thread is inside runCompressed.
   void park();
 
   static uint64_t scratchBytes(const Config& config);
@@ -85,11 +89,14 @@ class Compressor {
   };
 
  private:
-  friend ncclResult_t runCompressed(std::span<CompressedTurn> turns, CallGate& gate, std::string* error);
+  friend class Schedule;
   friend ncclResult_t connectPeers(std::span<Compressor* const> members, CallGate& gate, std::string* error);
 
   Compressor() = default;
   bool oneShot(const CompressedCall& call) const;
+  uint64_t bytesOf(const CompressedCall& call, uint64_t elements) const;
+  uint64_t passBytes(uint64_t message) const;
+  bool overlaps(const CompressedCall& call) const;
   std::vector<std::vector<Piece>> plan(std::span<const CompressedCall> calls) const;
   uint64_t shardLength(const Piece& piece, uint32_t shard) const;
   Status quantize(const CompressedCall& call, const Piece& piece, StreamHandle stream);
@@ -109,7 +116,11 @@ class Compressor {
   EventHandle last_use_ = nullptr;
   StreamHandle last_stream_ = nullptr;
   bool used_ = false;
+  std::atomic<bool> parked_{false};  // set by the thread that aborts, perhaps while another one is enqueuing
   std::vector<EventHandle> events_;  // for joining further streams
+  StreamHandle transfers_ = nullptr;  // of our own, where passes overlap
+  EventHandle ready_ = nullptr;       // what is to be moved next is in the scratch
+  EventHandle moved_ = nullptr;
 };
 
 // The compressed calls of one communicator in one group, or a single call. `streams` are further streams of
@@ -123,8 +134,9 @@ struct CompressedTurn {
 
 // Runs the turns of communicators that are members of one clique in this process (one turn for most programs)
 // in shared phases: all quantize, one real group of sends and receives, all reduce, one real group of
-// gathers, all finish. Everything is enqueued in order on each turn's first call's stream, other streams fork
-// and join by events. On failure returns NCCL's result and says why in `error`.
+// gathers, all finish. The codec is enqueued in order on each turn's first call's stream, and so are the
+// transfers unless passes overlap; other streams fork and join by events. On failure returns NCCL's result and
+// says why in `error`.
 ncclResult_t runCompressed(std::span<CompressedTurn> turns, CallGate& gate, std::string* error);
 
 // Makes every connection that compressed calls will use, by moving packets of scratch nobody reads. NCCL

@@ -39,6 +39,7 @@ class ImmediateDevice final : public Device {
   Status createStream(StreamHandle* out) override { return *out = this, Status(); }
   Status finishStream(StreamHandle) override { return {}; }
   bool connectsLazily() const override { return true; }
+  bool overlapsPasses() const override { return false; }
   Status capturing(StreamHandle, bool* out) override { return *out = false, Status(); }
   const char* codecName() const override { return "test"; }
   size_t freeBytes() override { return 0; }

@@ -183,6 +183,7 @@ class CudaDevice final : public Device {
   }
 
   bool connectsLazily() const override { return true; }
+  bool overlapsPasses() const override { return false; }
 
   const char* codecName() const override { return path_ == CodecPath::kHardware ? "hardware" : "software"; }
 

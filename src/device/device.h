@@ -37,14 +37,18 @@ class Device {
   // Blocks the host until the event's last record has completed.
   virtual Status synchronizeEvent(EventHandle event) = 0;
 
-  // A stream of our own for work outside the program's streams, and its end after its work is done. Only
-  // where connectsLazily() is true.
+  // A stream of our own for work beside the program's streams, not ordered with the legacy default stream.
+  // finishStream waits for its work, then ends it.
   virtual Status createStream(StreamHandle* out) = 0;
   virtual Status finishStream(StreamHandle stream) = 0;
 
   // Whether the NCCL of this device connects pairs of ranks at their first message, which takes memory and
   // blocks the host: then the connections are made with the communicator.
   virtual bool connectsLazily() const = 0;
+
+  // Whether the codec takes long next to the links, so that a message's passes should overlap: the codec of one
+  // with the transfer of another. Equal on all devices of a kind, as all ranks must cut a message alike.
+  virtual bool overlapsPasses() const = 0;
 
   // Whether `stream` is being captured into a graph (an invalidated capture counts as capturing).
   virtual Status capturing(StreamHandle stream, bool* out) = 0;

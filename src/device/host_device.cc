@@ -6,6 +6,7 @@
 #include <variant>
 #include <vector>
 
+#include "base/slice.h"
 #include "device/check_job.h"
 #include "device/device.h"
 
@@ -63,6 +64,7 @@ class JobPool : public std::enable_shared_from_this<JobPool> {
     const Job job = node->job;
     // The node may be taken again, and the pool may end, as soon as it is given back.
     const std::shared_ptr<JobPool> pool = std::move(node->pool);
+    requestSlice(kDeviceSlice);
     std::visit([](const auto& j) { runJob(j); }, job);
     pool->give(node);
   }
@@ -153,11 +155,25 @@ class HostDevice final : public Device {
     return status;
   }
 
-  Status createStream(StreamHandle*) override {
-    return Status(StatusCode::kUnavailable, "the host engine connects its ranks when a communicator is made");
+  Status createStream(StreamHandle* out) override {
+    const DeviceScope scope(engine_, device_);
+    cudaStream_t stream = nullptr;
+    const Status status =
+        check("cudaStreamCreateWithFlags", engine_->streamCreate(&stream, cudaStreamNonBlocking));
+    *out = stream;
+    return status;
   }
-  Status finishStream(StreamHandle) override { return {}; }
+
+  Status finishStream(StreamHandle stream) override {
+    const DeviceScope scope(engine_, device_);
+    const auto handle = static_cast<cudaStream_t>(stream);
+    const Status status = check("cudaStreamSynchronize", engine_->streamSynchronize(handle));
+    (void)engine_->streamDestroy(handle);
+    return status;
+  }
+
   bool connectsLazily() const override { return false; }
+  bool overlapsPasses() const override { return true; }
 
   const char* codecName() const override { return host::simdTarget(); }
 

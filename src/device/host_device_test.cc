@@ -18,6 +18,7 @@ struct FakeEngine {
   int device = 1;
   std::vector<int> allocated_on;
   int events = 0;
+  int streams = 0;
   cudaError_t launch_error = cudaSuccess;
   cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
 
@@ -83,6 +84,23 @@ const HalfwireHostEngine kTable = {
     .eventSynchronize =
         [](cudaEvent_t) {
           fake->runAll();
+          return cudaSuccess;
+        },
+    .streamCreate =
+        [](cudaStream_t* stream, unsigned flags) {
+          EXPECT_EQ(flags, unsigned{cudaStreamNonBlocking});
+          ++fake->streams;
+          *stream = reinterpret_cast<cudaStream_t>(fake);
+          return cudaSuccess;
+        },
+    .streamSynchronize =
+        [](cudaStream_t) {
+          fake->runAll();
+          return cudaSuccess;
+        },
+    .streamDestroy =
+        [](cudaStream_t) {
+          --fake->streams;
           return cudaSuccess;
         },
 };
@@ -195,6 +213,17 @@ TEST_F(HostDeviceTest, EventsAndCapture) {
   engine_.capture = cudaStreamCaptureStatusInvalidated;
   ASSERT_TRUE(device_->capturing(nullptr, &capturing).ok());
   EXPECT_TRUE(capturing);
+}
+
+TEST_F(HostDeviceTest, AStreamEndsAfterItsWork) {
+  StreamHandle stream = nullptr;
+  ASSERT_TRUE(device_->createStream(&stream).ok());
+  EXPECT_EQ(engine_.streams, 1);
+  bool ran = false;
+  engine_.queue.emplace_back([](void* flag) { *static_cast<bool*>(flag) = true; }, &ran);
+  EXPECT_TRUE(device_->finishStream(stream).ok());
+  EXPECT_TRUE(ran);
+  EXPECT_EQ(engine_.streams, 0);
 }
 
 TEST_F(HostDeviceTest, RefusesWrongJobs) {

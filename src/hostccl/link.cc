@@ -11,9 +11,9 @@
 namespace halfwire::hostccl {
 namespace {
 
-// How much may come in at once without delay: it hides that chunks arrive in bunches where processors are
-// short.
-constexpr size_t kIngressBurst = 128 << 10;
+// How much of the link's time may come in at once without delay. It hides that chunks arrive in bunches where
+// processors are short: a reader that waits its turn for a scheduler's slice finds all that came meanwhile.
+constexpr auto kIngressBurst = std::chrono::milliseconds(4);
 
 }  // namespace
 
@@ -40,7 +40,7 @@ Link::Time Link::depart(size_t bytes, Time ready) {
 
 void Link::arrive(size_t bytes, Time now) {
   std::lock_guard lock(mutex_);
-  ingress_ = std::max(ingress_, now - duration(bytes + kIngressBurst)) + duration(bytes);
+  ingress_ = std::max(ingress_, now - duration(bytes) - kIngressBurst) + duration(bytes);
 }
 
 Link::Time Link::ingressFree() {

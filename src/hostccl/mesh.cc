@@ -13,6 +13,7 @@
 #include <atomic>
 #include <exception>
 
+#include "base/slice.h"
 #include "hostccl/sigpipe_guard.h"
 
 namespace halfwire::hostccl {
@@ -354,6 +355,7 @@ char* Mesh::scratch(size_t bytes) {
 
 bool Mesh::sleepUntil(Link::Time deadline) {
   if (deadline - Link::Clock::now() < kSleepError) return true;
+  requestSlice(kLinkSlice);
   std::unique_lock lock(mutex_);
   return !changed_.wait_until(lock, deadline, [&] { return !error_.ok(); });
 }
@@ -384,7 +386,9 @@ void Mesh::failLocked(const Outcome& reason) {
 
 void Mesh::onMessage(int peer_rank, uint64_t slot, size_t bytes) {
   if (slot >= kFirstSlot) {
-    if (link_ != nullptr) link_->arrive(bytes, Link::Clock::now());
+    if (link_ == nullptr) return;
+    requestSlice(kLinkSlice);
+    link_->arrive(bytes, Link::Clock::now());
     return;
   }
   std::lock_guard lock(mutex_);

@@ -132,6 +132,12 @@ cudaError_t setAsync(Process& p, void* to, int value, size_t bytes, cudaStream_t
 cudaError_t createStream(cudaStream_t* stream, unsigned flags) {
   return call([&](Process& p) { return p.runtime.createStream(currentDevice(), flags, stream); });
 }
+cudaError_t streamSynchronize(cudaStream_t stream) {
+  return call([&](Process& p) { return p.runtime.synchronizeStream(stream); });
+}
+cudaError_t streamDestroy(cudaStream_t stream) {
+  return call([&](Process& p) { return p.runtime.destroyStream(stream); });
+}
 
 }  // namespace impl
 
@@ -259,12 +265,8 @@ cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned flags) {
 cudaError_t cudaStreamCreateWithPriority(cudaStream_t* stream, unsigned flags, int) {
   return impl::createStream(stream, flags);
 }
-cudaError_t cudaStreamDestroy(cudaStream_t stream) {
-  return call([&](Process& p) { return p.runtime.destroyStream(stream); });
-}
-cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
-  return call([&](Process& p) { return p.runtime.synchronizeStream(stream); });
-}
+cudaError_t cudaStreamDestroy(cudaStream_t stream) { return impl::streamDestroy(stream); }
+cudaError_t cudaStreamSynchronize(cudaStream_t stream) { return impl::streamSynchronize(stream); }
 cudaError_t cudaStreamQuery(cudaStream_t stream) {
   return call([&](Process& p) { return p.runtime.queryStream(stream); });
 }
@@ -336,6 +338,9 @@ const HalfwireHostEngine* halfwire_hostrt_engine(void) {
       .getDevice = impl::getDevice,
       .setDevice = impl::setDevice,
       .eventSynchronize = impl::eventSynchronize,
+      .streamCreate = impl::createStream,
+      .streamSynchronize = impl::streamSynchronize,
+      .streamDestroy = impl::streamDestroy,
   };
   return &kEngine;
 }

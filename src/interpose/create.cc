@@ -51,6 +51,8 @@ Status makeCompressor(const NewCommunicator& n, std::shared_ptr<Device>* device,
   config.ranks = n.ranks;
   config.format = settings().format;
   config.chunk_bytes = settings().chunk_bytes;
+  config.overlap = settings().overlap == Overlap::kOn ||
+                   (settings().overlap == Overlap::kAuto && (*device)->overlapsPasses());
   auto made = Compressor::create(&n.real->api, device->get(), config);
   if (!made.ok()) return made.status();
   *out = std::move(made).value();

@@ -38,6 +38,7 @@ TEST(Settings, RefusesEveryUnknownValueAndNamesTheVariable) {
                                                                       {"HALFWIRE_COMMS", "size:1"},
                                                                       {"HALFWIRE_MIN_BYTES", "-4"},
                                                                       {"HALFWIRE_CHUNK_BYTES", "1"},
+                                                                      {"HALFWIRE_OVERLAP", "yes"},
                                                                       {"HALFWIRE_MEETING_TIMEOUT", "0"},
                                                                       {"HALFWIRE_ADDRESS", "0.0.0.0"}}) {
     const auto s = read({{name, value}});
@@ -56,6 +57,7 @@ TEST(Settings, DigestFollowsWhatRanksMustShare) {
                                                                       {"HALFWIRE_COMMS", "size:4"},
                                                                       {"HALFWIRE_MIN_BYTES", "0"},
                                                                       {"HALFWIRE_CHUNK_BYTES", "1MiB"},
+                                                                      {"HALFWIRE_OVERLAP", "on"},
                                                                       {"WORLD_SIZE", "8"}}) {
     std::map<std::string, std::string> variables{{"HALFWIRE_MODE", "wire"}, {"WORLD_SIZE", "4"}};
     variables[name] = value;

@@ -139,6 +139,14 @@ Result<Settings> readSettings(const std::function<const char*(const char*)>& loo
     }
     s.chunk_bytes = bytes.value();
   }
+  const std::string_view overlap = text("HALFWIRE_OVERLAP");
+  if (overlap == "on") {
+    s.overlap = Overlap::kOn;
+  } else if (overlap == "off") {
+    s.overlap = Overlap::kOff;
+  } else if (!overlap.empty() && overlap != "auto") {
+    return invalid("HALFWIRE_OVERLAP", overlap, "auto, on or off");
+  }
   if (const std::string_view timeout = text("HALFWIRE_MEETING_TIMEOUT"); !timeout.empty()) {
     const auto seconds = parseInteger(timeout, 1, 3600, "number of seconds");
     if (!seconds.ok()) return invalid("HALFWIRE_MEETING_TIMEOUT", timeout, "seconds from 1 to 3600");
@@ -164,7 +172,7 @@ uint64_t settingsDigest(const Settings& s) {
        {static_cast<uint64_t>(s.mode), static_cast<uint64_t>(s.format.element),
         static_cast<uint64_t>(s.format.scale), static_cast<uint64_t>(s.format.block),
         static_cast<uint64_t>(s.ops), static_cast<uint64_t>(s.comms), static_cast<uint64_t>(s.comm_size),
-        static_cast<uint64_t>(s.world_size), s.min_bytes, s.chunk_bytes}) {
+        static_cast<uint64_t>(s.world_size), s.min_bytes, s.chunk_bytes, static_cast<uint64_t>(s.overlap)}) {
     hash = mix(hash, value);
   }
   return hash;

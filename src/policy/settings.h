@@ -27,6 +27,13 @@ enum class CommScope : uint8_t {
   kSize = 2,  // communicators of Settings::comm_size ranks
 };
 
+// Whether the passes of a message overlap: the codec of one with the transfers of another.
+enum class Overlap : uint8_t {
+  kAuto = 0,  // where the codec takes long next to the links: on the host engine
+  kOn = 1,
+  kOff = 2,
+};
+
 struct Settings {
   Mode mode = Mode::kOff;
   WireFormat format;
@@ -35,7 +42,8 @@ struct Settings {
   int32_t comm_size = 0;
   int32_t world_size = 0;  // ranks of the job, 0 if the launcher did not say
   uint64_t min_bytes = 4ull << 20;
-  uint64_t chunk_bytes = 64ull << 20;  // bytes of the user's buffer that one pass through the scratch takes
+  uint64_t chunk_bytes = 64ull << 20;  // bytes of the user's buffer that the scratch holds at a time
+  Overlap overlap = Overlap::kAuto;
   std::string log_dir;  // HALFWIRE_LOG_DIR: where this process writes its counters; empty for nowhere
   std::string address = "127.0.0.1";  // HALFWIRE_ADDRESS: IPv4 address on which ranks of a communicator meet
   std::string nccl_path;              // HALFWIRE_NCCL: the real NCCL, where it cannot be found by itself
@@ -45,8 +53,8 @@ struct Settings {
 // Reads the variables through `getenv`-like `lookup`. Every value is checked; the error names the variable
 // and what it may hold. Variables: HALFWIRE_MODE off|wire, HALFWIRE_FORMAT e4m3|e5m2|int8, HALFWIRE_BLOCK
 // 32|64|128|256, HALFWIRE_SCALE fp32|e8m0, HALFWIRE_OPS allreduce,reducescatter,allgather,allgather-fp32,
-// HALFWIRE_COMMS world|all|size:N, HALFWIRE_MIN_BYTES, HALFWIRE_CHUNK_BYTES, HALFWIRE_LOG_DIR,
-// HALFWIRE_ADDRESS, HALFWIRE_NCCL, HALFWIRE_MEETING_TIMEOUT (seconds). The job's size comes from WORLD_SIZE,
+// HALFWIRE_COMMS world|all|size:N, HALFWIRE_MIN_BYTES, HALFWIRE_CHUNK_BYTES, HALFWIRE_OVERLAP
+// auto|on|off, HALFWIRE_LOG_DIR, HALFWIRE_ADDRESS, HALFWIRE_NCCL, HALFWIRE_MEETING_TIMEOUT (seconds). The job's size comes from WORLD_SIZE,
 // OMPI_COMM_WORLD_SIZE, PMI_SIZE or SLURM_NTASKS, the first that is set.
 Result<Settings> readSettings(const std::function<const char*(const char*)>& lookup);
 

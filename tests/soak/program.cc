@@ -48,6 +48,7 @@ class Generator {
     s["HALFWIRE_MIN_BYTES"] = random_.pick<std::string>({"0", "0", "0", "1KiB", "64KiB"});
     s["HALFWIRE_CHUNK_BYTES"] =
         random_.pick<std::string>({"1KiB", "4KiB", "16KiB", "64KiB", "1MiB", "32MiB"});
+    s["HALFWIRE_OVERLAP"] = random_.pick<std::string>({"auto", "auto", "off"});
     s["HALFWIRE_OPS"] =
         random_.pick<std::string>({"allreduce,reducescatter", "allreduce,reducescatter,allgather",
                                    "allreduce,reducescatter,allgather,allgather-fp32", "reducescatter"});
