@@ -16,6 +16,7 @@
 #include "launch/progress.h"
 #include "policy/policy.h"
 #include "policy/settings.h"
+#include "wire/cuda_check/codec_rows.h"
 #include "wire/measure.h"
 
 #ifndef HALFWIRE_SANITIZER_RUNTIME
@@ -30,6 +31,8 @@ using nlohmann::ordered_json;
 constexpr uint64_t kMostElements = 1ull << 32;
 constexpr uint64_t kInCache = 256ull << 10;
 constexpr uint64_t kOutOfCache = 64ull << 20;
+constexpr uint64_t kOnGpu[] = {1ull << 20, 64ull << 20, 256ull << 20};  // of elements; of a reduction, of codes
+constexpr int kGpuSamples = 15;
 
 template <class T>
 struct Name {
@@ -109,13 +112,14 @@ struct CodecOptions {
   std::vector<std::string> formats = {"e4m3"}, blocks = {"128"}, scales = {"fp32"}, inputs = {"bf16"};
   std::vector<std::string> ops = {"quantize", "dequantize", "reduce"};
   std::string elements;
+  std::string device = "host";
   bool json = false;
 };
 
 ordered_json codecJson(const CodecRow& r) {
   return {{"device", r.device},
           {"op", r.op},
-          {"path", r.path == "scalar" ? "scalar" : "simd"},
+          {"path", r.device != "host" || r.path == "scalar" ? r.path : "simd"},
           {"instructions", r.path},
           {"input", r.input},
           {"format", r.format},
@@ -154,6 +158,7 @@ Result<std::vector<CodecCase>> codecCases(const CodecOptions& options) {
         for (const ScaleFormat scale : scales.value()) {
           for (const CodecOp op : ops.value()) {
             for (const CodecPath path : {CodecPath::kSimd, CodecPath::kScalar}) {
+              if (options.device == "cuda" && path == CodecPath::kScalar) continue;
               CodecCase c;
               c.format = {format, scale, block};
               c.type = input;
@@ -163,6 +168,13 @@ Result<std::vector<CodecCase>> codecCases(const CodecOptions& options) {
               if (elements != 0) {
                 c.elements = elements;
                 cases.push_back(c);
+                continue;
+              }
+              if (options.device == "cuda") {
+                for (const uint64_t bytes : kOnGpu) {
+                  c.elements = bytes / (op == CodecOp::kReduce ? c.packets : dataTypeBytes(input));
+                  cases.push_back(c);
+                }
                 continue;
               }
               c.elements = codecElementsFor(c, kInCache);
@@ -179,12 +191,54 @@ Result<std::vector<CodecCase>> codecCases(const CodecOptions& options) {
   return cases;
 }
 
+// Every case on every path that the first GPU has.
+Status measureOnGpu(const std::vector<CodecCase>& cases, std::vector<CodecRow>* rows) {
+  check::Gpu gpu;
+  std::string why;
+  if (!check::openGpu(&gpu, &why)) {
+    return {StatusCode::kUnavailable,
+            fmt::format("--device cuda needs a GPU and its driver, and there is none: {}", why)};
+  }
+  const char* paths[] = {"hardware", "software"};
+  const uint64_t total = cases.size() * std::size(paths) * 100;
+  uint64_t done = 0;
+  std::string refused;
+  for (const char* path : paths) {
+    setenv("HALFWIRE_CODEC_PATH", path, 1);
+    const auto device = makeCudaDevice(0);
+    unsetenv("HALFWIRE_CODEC_PATH");
+    if (!device.ok()) {
+      // Before sm_89 there is no conversion in hardware, which is no error.
+      refused += fmt::format("{}{} path: {}", refused.empty() ? "" : "; ", path, device.status().message());
+      continue;
+    }
+    for (const CodecCase& c : cases) {
+      auto row = check::measureCudaCodec(gpu, *device.value(), c, kGpuSamples, [&](double part) {
+        showProgress(done + static_cast<uint64_t>(part * 100), total, "measuring");
+      });
+      if (!row.ok()) return row.status();
+      rows->push_back(row.value());
+      done += 100;
+    }
+  }
+  showProgress(total, total, "");
+  if (rows->empty()) return {StatusCode::kUnavailable, refused};
+  return {};
+}
+
 int benchCodec(const CodecOptions& options) {
+  if (options.device != "host" && options.device != "cuda")
+    return refuse("codec", {StatusCode::kInvalidArgument,
+                            fmt::format("--device '{}' is not valid: use host or cuda", options.device)});
   const auto cases = codecCases(options);
   if (!cases.ok()) return refuse("codec", cases.status());
   std::vector<CodecRow> rows;
+  const bool cuda = options.device == "cuda";
+  if (cuda) {
+    if (Status status = measureOnGpu(cases.value(), &rows); !status.ok()) return refuse("codec", status);
+  }
   const uint64_t total = cases.value().size() * 100;
-  for (size_t i = 0; i < cases.value().size(); ++i) {
+  for (size_t i = 0; !cuda && i < cases.value().size(); ++i) {
     const auto row = measureCodec(cases.value()[i], [&](double part) {
       showProgress(i * 100 + static_cast<uint64_t>(part * 100), total, "measuring");
     });
@@ -198,13 +252,20 @@ int benchCodec(const CodecOptions& options) {
     printJson(std::move(json));
     return 0;
   }
-  fmt::print("{}\n{:<10}  {:<6}  {:<5}  {:<14}  {:>11}  {:>7}  {:>7}  {:>7}  {:>6}  {:>7}\n", machine(), "op",
-             "path", "input", "format", "working set", "GB/s", "memcpy", "of copy", "ratio", "SNR dB");
+  fmt::print("{}\n{:<10}  {:<8}  {:<5}  {:<14}  {:>11}  {:>7}  {:>7}  {:>7}  {:>6}  {:>7}\n",
+             cuda ? rows.front().device : machine(), "op", "path", "input", "format", "working set", "GB/s",
+             cuda ? "copy" : "memcpy", "of copy", "ratio", "SNR dB");
   for (const CodecRow& r : rows) {
-    fmt::print("{:<10}  {:<6}  {:<5}  {:<14}  {:>11}  {:>7.2f}  {:>7.2f}  {:>7.3f}  {:>6.4f}  {:>7.2f}\n",
+    fmt::print("{:<10}  {:<8}  {:<5}  {:<14}  {:>11}  {:>7.2f}  {:>7.2f}  {:>7.3f}  {:>6.4f}  {:>7.2f}\n",
                r.op, r.path, r.input, fmt::format("{}/{}/{}", r.format, r.block, r.scale),
                formatBytes(r.working_set_bytes), r.bytes_per_s / 1e9, r.copy_bytes_per_s / 1e9,
                r.bytes_per_s / r.copy_bytes_per_s, r.wire_ratio, r.snr_db);
+  }
+  if (cuda) {
+    fmt::print(
+        "Medians by events. Rates count bytes read and written; copy is a device copy of as many bytes in the "
+        "same run. The ratio is packet bytes over bf16's.\n");
+    return 0;
   }
   fmt::print(
       "One thread. Rates count bytes read and written; memcpy is a copy of as many bytes in the same run. "
@@ -216,7 +277,7 @@ int benchCodec(const CodecOptions& options) {
 struct CollectiveOptions {
   std::string engine = "host", ranks = "4", link = "1Gbit", op = "allreduce", type = "bf16", repeat = "5";
   std::vector<std::string> bytes = {"1MiB", "4MiB", "16MiB"};
-  std::string format = "e4m3", block = "128", scale = "fp32", chunk = "64MiB";
+  std::string format = "e4m3", block = "128", scale = "fp32", chunk = "64MiB", overlap = "auto";
   bool share_gpu = false;
   bool json = false;
 };
@@ -334,6 +395,7 @@ int benchCollective(const CollectiveOptions& o) {
       {"HALFWIRE_BLOCK", o.block},
       {"HALFWIRE_SCALE", o.scale},
       {"HALFWIRE_CHUNK_BYTES", std::to_string(config.value()["chunk_bytes"].get<uint64_t>())},
+      {"HALFWIRE_OVERLAP", o.overlap},
       {"HALFWIRE_LOG_DIR", folder.path()}};
   for (const auto& [name, value] : variables) setVariable(&environment, name, value);
   if (o.engine == "host" && !o.link.empty() && o.link != "none")
@@ -419,12 +481,16 @@ void addBenchCommand(CLI::App& app, int* exit_code) {
   list(c, "--scale", codec->scales, "LIST", "of fp32, e8m0 (default: fp32)");
   list(c, "--input", codec->inputs, "LIST", "of bf16, fp16, fp32 (default: bf16)");
   list(c, "--op", codec->ops, "LIST", "of quantize, dequantize, reduce (default: all)");
+  c->add_option("--device", codec->device, "host, or cuda: the kernels on the first GPU (default: host)")
+      ->type_name("DEVICE")
+      ->default_str("");
   c->add_option("--elements", codec->elements,
-                "elements of a message (default: 256 KiB and 64 MiB of memory touched)")
+                "elements of a message (default: 256 KiB and 64 MiB of memory touched; on a GPU 1, 64 and 256 "
+                "MiB of elements)")
       ->type_name("N");
   c->add_flag("--json", codec->json, "one JSON object with rows");
   c->footer(
-      "Examples:\n  halfwire bench codec\n  halfwire bench codec --format e4m3,int8 --scale e8m0 --op "
+      "Examples:\n  halfwire bench codec\n  halfwire bench codec --device cuda\n  halfwire bench codec --format e4m3,int8 --scale e8m0 --op "
       "quantize --json");
   c->callback([codec, exit_code] { *exit_code = benchCodec(*codec); });
 
@@ -446,6 +512,8 @@ void addBenchCommand(CLI::App& app, int* exit_code) {
   text(k, "--scale", collective->scale, "SCALE", "fp32 or e8m0 (default: fp32)");
   text(k, "--chunk-bytes", collective->chunk, "SIZE",
        "bytes of a message that the scratch holds at a time (default: 64MiB)");
+  text(k, "--overlap", collective->overlap, "auto|on|off",
+       "codec of one pass beside the transfers of another (default: auto, on with the host engine)");
   text(k, "--repeat", collective->repeat, "N", "repetitions of each, alternating (default: 5)");
   k->add_flag("--share-gpu", collective->share_gpu, "with --engine nccl: all ranks on GPU 0");
   k->add_flag("--json", collective->json, "one JSON object with rows");

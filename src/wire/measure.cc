@@ -68,17 +68,6 @@ void putElement(DataType type, float value, uint8_t* out, uint64_t i) {
   std::memcpy(out + 2 * i, &bits, 2);
 }
 
-double getElement(DataType type, const uint8_t* in, uint64_t i) {
-  if (type == DataType::kFp32) {
-    float value;
-    std::memcpy(&value, in + 4 * i, 4);
-    return value;
-  }
-  uint16_t bits;
-  std::memcpy(&bits, in + 2 * i, 2);
-  return type == DataType::kBf16 ? bf16ToFloat(bits) : fp16ToFloat(bits);
-}
-
 struct AlignedDelete {
   void operator()(uint8_t* p) const { ::operator delete(p, std::align_val_t{64}); }
 };
@@ -94,8 +83,7 @@ Buffer makeBuffer(uint64_t bytes) {
 
 void fill(DataType type, uint64_t elements, uint8_t* out) {
   const uint64_t drawn = std::min(elements, kPatternElements);
-  Gauss gauss(1);
-  for (uint64_t i = 0; i < drawn; ++i) putElement(type, static_cast<float>(gauss.next()), out, i);
+  fillNormal(type, 1, drawn, out);
   const uint64_t period = drawn * dataTypeBytes(type);
   const uint64_t bytes = elements * dataTypeBytes(type);
   for (uint64_t at = period; at < bytes; at += period)
@@ -153,14 +141,14 @@ double snrDb(const CodecCase& c, const std::function<void(double)>& progress) {
     for (uint32_t k = 0; k < inputs; ++k) {
       for (uint64_t i = 0; i < kSnrChunk; ++i) {
         putElement(c.type, static_cast<float>(gauss.next()), in.data(), i);
-        exact[i] += getElement(c.type, in.data(), i);
+        exact[i] += elementAt(c.type, in.data(), i);
       }
       codec.quantize(kSnrChunk, in.data(), packets.data() + k * packet_bytes);
     }
     if (sum) codec.reduce(kSnrChunk, packets.data(), total.data());
     codec.dequantize(kSnrChunk, sum ? total.data() : packets.data(), out.data());
     for (uint64_t i = 0; i < kSnrChunk; ++i) {
-      const double error = getElement(c.type, out.data(), i) - exact[i];
+      const double error = elementAt(c.type, out.data(), i) - exact[i];
       signal += exact[i] * exact[i];
       noise += error * error;
     }
@@ -184,6 +172,22 @@ double median(std::vector<double> values) {
 
 }  // namespace
 
+void fillNormal(DataType type, uint64_t seed, uint64_t elements, uint8_t* out) {
+  Gauss gauss(seed);
+  for (uint64_t i = 0; i < elements; ++i) putElement(type, static_cast<float>(gauss.next()), out, i);
+}
+
+double elementAt(DataType type, const uint8_t* in, uint64_t i) {
+  if (type == DataType::kFp32) {
+    float value;
+    std::memcpy(&value, in + 4 * i, 4);
+    return value;
+  }
+  uint16_t bits;
+  std::memcpy(&bits, in + 2 * i, 2);
+  return type == DataType::kBf16 ? bf16ToFloat(bits) : fp16ToFloat(bits);
+}
+
 uint64_t codecWorkingSet(const CodecCase& c) {
   const uint64_t packet = packetBytes(c.format, c.elements);
   if (c.op == CodecOp::kReduce) return packet * (uint64_t{c.packets} + 1);
@@ -200,6 +204,19 @@ uint64_t codecElementsFor(const CodecCase& c, uint64_t bytes) {
     (codecWorkingSet(probe) <= bytes ? low : high) = middle;
   }
   return low * c.format.block;
+}
+
+CodecRow describeCodec(const CodecCase& c) {
+  CodecRow row;
+  row.op = name(c.op);
+  row.input = name(c.type);
+  row.format = name(c.format.element);
+  row.block = c.format.block;
+  row.scale = name(c.format.scale);
+  row.elements = c.elements;
+  row.working_set_bytes = codecWorkingSet(c);
+  row.wire_ratio = static_cast<double>(packetBytes(c.format, c.elements)) / (2.0 * static_cast<double>(c.elements));
+  return row;
 }
 
 Result<CodecRow> measureCodec(const CodecCase& c, const std::function<void(double)>& progress) {
@@ -270,19 +287,11 @@ Result<CodecRow> measureCodec(const CodecCase& c, const std::function<void(doubl
     if (progress) progress(kTimedShare * std::min(1.0, elapsed / c.seconds));
   }
 
-  CodecRow row;
+  CodecRow row = describeCodec(c);
   row.device = "host";
-  row.op = name(c.op);
   row.path = c.path == CodecPath::kSimd ? host::simdTarget() : "scalar";
-  row.input = name(c.type);
-  row.format = name(c.format.element);
-  row.block = c.format.block;
-  row.scale = name(c.format.scale);
-  row.elements = c.elements;
-  row.working_set_bytes = working_set;
   row.bytes_per_s = static_cast<double>(working_set) / median(runs);
   row.copy_bytes_per_s = static_cast<double>(working_set / 2 * 2) / median(copies);
-  row.wire_ratio = static_cast<double>(packet_bytes) / (2.0 * static_cast<double>(c.elements));
   row.snr_db = snrDb(c, progress);
   return row;
 }

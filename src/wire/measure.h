@@ -26,9 +26,9 @@ struct CodecCase {
 };
 
 struct CodecRow {
-  std::string device;  // "host"
+  std::string device;  // "host", or the GPU's name
   std::string op;      // "quantize", "dequantize" or "reduce"
-  std::string path;    // the instruction set ("AVX2"), or "scalar"
+  std::string path;    // the instruction set ("AVX2"), or "scalar"; on a GPU "hardware" or "software"
   std::string input;   // "bf16", "fp16" or "fp32"
   std::string format;  // "e4m3", "e5m2" or "int8"
   uint32_t block = 0;
@@ -47,6 +47,15 @@ uint64_t codecWorkingSet(const CodecCase& c);
 
 // The largest number of whole blocks' elements whose working set is at most `bytes`; 0 if there is none.
 uint64_t codecElementsFor(const CodecCase& c, uint64_t bytes);
+
+// The fields of a row that follow from the case: op, input, format, block, scale, elements, working_set_bytes,
+// wire_ratio.
+CodecRow describeCodec(const CodecCase& c);
+
+// N(0,1) by Box and Muller: the same numbers from a seed with every standard library.
+void fillNormal(DataType type, uint64_t seed, uint64_t elements, uint8_t* out);
+// Element `i`, exactly.
+double elementAt(DataType type, const uint8_t* in, uint64_t i);
 
 // Runs the case on the calling thread, alternating with copies, and fills in its row. The data are N(0,1)
 // from a fixed seed. `progress`, if set, is called from time to time with the fraction that is done, last

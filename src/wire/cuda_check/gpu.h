@@ -1,4 +1,4 @@
-// The GPU as the check program drives it: the driver API found by dlopen, one primary context, and small
+// The GPU as the check program and `halfwire bench codec` drive it: the driver API found by dlopen, one primary context, and small
 // owners for memory, streams and events. A failed driver call ends the program with its name; nothing here
 // returns an error.
 #pragma once
