@@ -29,7 +29,7 @@ struct AnalyzeOptions {
   std::function<void(const std::string& file, uint64_t done, uint64_t total)> progress;
 };
 
-inline constexpr size_t kReplayLimit = 150'000;
+inline constexpr size_t kReplayLimit = 50'000;
 
 // What FP8 could take from the step: an upper bound.
 struct Fp8Outlook {

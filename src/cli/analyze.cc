@@ -5,12 +5,15 @@
 #include <unistd.h>
 
 #include <CLI/CLI.hpp>
+#include <algorithm>
 #include <cerrno>
 #include <charconv>
 #include <chrono>
 #include <cstdio>
 #include <cstring>
+#include <fstream>
 #include <memory>
+#include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
 #include <vector>
@@ -31,6 +34,7 @@ struct Options {
   std::string what_if;
   std::string html;
   std::string perfetto;
+  std::string bench;
   int top = 8;
   bool json = false;
   bool critical_path = false;
@@ -69,6 +73,54 @@ Result<double> parseWhatIf(const std::string& text) {
   return Status(
       StatusCode::kInvalidArgument,
       fmt::format("--what-if '{}' is not understood: write comm=0.52, a factor from 0 to 10", text));
+}
+
+// Cost of packing a byte of user data, from what `halfwire bench codec --json` wrote: an AllReduce quantizes
+// and dequantizes all of it and sums as many packets' bytes. Of each operation the row of the default format with
+// the largest working set counts, the faster path where there are two.
+Result<analysis::CodecRate> readBench(const std::string& path) {
+  constexpr std::streamsize kMost = 16 << 20;
+  const auto bad = [&](const std::string& what) {
+    return Status(StatusCode::kInvalidData,
+                  fmt::format("--bench {}: {}; give what `halfwire bench codec --json` printed", path, what));
+  };
+  std::ifstream in(path, std::ios::binary);
+  if (!in) return Status(StatusCode::kUnavailable, fmt::format("--bench {}: {}", path, std::strerror(errno)));
+  std::string text(static_cast<size_t>(kMost), '\0');
+  in.read(text.data(), kMost);
+  if (in.gcount() == kMost) return bad("is larger than 16 MiB");
+  text.resize(static_cast<size_t>(in.gcount()));
+  const auto json = nlohmann::json::parse(text, nullptr, false);
+  if (!json.is_object() || !json.contains("rows") || !json["rows"].is_array()) return bad("has no `rows`");
+  double seconds = 0;
+  for (const char* op : {"quantize", "reduce", "dequantize"}) {
+    double largest = 0;
+    double best = 0;  // seconds per byte of user data
+    for (const auto& row : json["rows"]) {
+      if (!row.is_object() || row.value("op", nlohmann::json()) != op) continue;
+      if (row.value("format", nlohmann::json()) != "e4m3" || row.value("block", nlohmann::json()) != 128 ||
+          row.value("scale", nlohmann::json()) != "fp32" || row.value("input", nlohmann::json()) != "bf16" ||
+          row.value("path", nlohmann::json()) == "scalar") {
+        continue;
+      }
+      const auto number = [&](const char* name) {
+        const auto found = row.find(name);
+        return found != row.end() && found->is_number() ? found->get<double>() : 0.0;
+      };
+      const double size = number("working_set_bytes");
+      const double rate = number("bytes_per_s");
+      const double elements = number("elements");
+      if (!(size > 0) || !(rate > 0) || !(elements > 0) || size < largest) continue;
+      // A reduction's user data are the elements of all its packets, of which it was measured with eight.
+      const double data = 2 * elements * (std::string_view(op) == "reduce" ? 8 : 1);
+      const double cost = size / rate / data;
+      best = size > largest ? cost : std::min(best, cost);
+      largest = size;
+    }
+    if (largest == 0) return bad(fmt::format("has no row of {} for bf16 as e4m3/128/fp32", op));
+    seconds += best;
+  }
+  return analysis::CodecRate{seconds};
 }
 
 // A bar on a terminal's standard error, for files that take longer than half a second.
@@ -115,6 +167,11 @@ int run(const Options& o) {
     Result<double> scale = parseWhatIf(o.what_if);
     if (!scale.ok()) return fail(scale.status());
     options.what_if_comm = scale.value();
+  }
+  if (!o.bench.empty()) {
+    Result<analysis::CodecRate> rate = readBench(o.bench);
+    if (!rate.ok()) return fail(rate.status());
+    options.codec = rate.value();
   }
   options.keep_timelines = !o.html.empty() || !o.perfetto.empty();
   if (o.critical_path) options.critical_path = true;
@@ -170,6 +227,8 @@ void addAnalyzeCommand(CLI::App& app, int* exit_code) {
       "--perfetto", options->perfetto,
       "Write the trace with tracks of exposed communication and idle causes, for ui.perfetto.dev");
   command->add_option("--what-if", options->what_if, "Replay with communication scaled, e.g. comm=0.52");
+  command->add_option("--bench", options->bench,
+                      "What `halfwire bench codec --json` printed: its cost is taken off what FP8 could buy");
   command->add_flag("--critical-path", options->critical_path, "Critical path also for large traces");
   command->callback([options, exit_code] { *exit_code = run(*options); });
 }

@@ -147,6 +147,43 @@ TEST_F(RealTraces, GroupsEqualTheTableWithinAMicrosecond) {
   }
 }
 
+// Other tools' figures for the same files, where they mean the same as ours (docs/analyze.md says where not).
+TEST_F(RealTraces, PeersFiguresAgreeWhereTheyMeanTheSame) {
+  size_t holistic = 0;
+  size_t tracelens = 0;
+  for (const json& e : expected_["files"]) {
+    if (!e.contains("peers")) continue;
+    const std::string name = e["file"];
+    SCOPED_TRACE(name);
+    const json f = analyze(name)["files"][0];
+    const json& peers = e["peers"];
+    if (peers.contains("tracelens_ms") && peers["tracelens_ms"].contains("idle_time")) {
+      const json& t = peers["tracelens_ms"];
+      EXPECT_NEAR(f["span_us"].get<double>(), t["total_time"].get<double>() * 1000, 1.0);
+      EXPECT_NEAR(f["idle_us"].get<double>(), t["idle_time"].get<double>() * 1000, 1.0);
+      EXPECT_NEAR(f["comm_us"].get<double>(), t["total_comm_time"].get<double>() * 1000, 1.0);
+      ++tracelens;
+    }
+    // Holistic Trace Analysis with the last step included: the same where it kept every kernel and times are
+    // whole us.
+    if (!peers.contains("hta_include_last_step") || !peers.contains("hta_scope_reproduced_by_us")) continue;
+    const json& hta = peers["hta_include_last_step"];
+    const json& scope = peers["hta_scope_reproduced_by_us"];
+    const bool whole = std::fmod(f["span_us"].get<double>(), 1.0) == 0;
+    if (!whole || scope["n_all"] != scope["n_kept"] || !hta.contains("temporal")) continue;
+    EXPECT_EQ(f["idle_us"], hta["temporal"][0]["idle_time(us)"]);
+    EXPECT_EQ(f["compute_us"], hta["temporal"][0]["compute_time(us)"]);
+    const double overlap = f["comm_us"].get<double>() - f["exposed_comm_us"].get<double>();
+    if (f["comm_us"] > 0.0) {
+      EXPECT_NEAR(100 * overlap / f["comm_us"].get<double>(),
+                  hta["overlap"][0]["comp_comm_overlap_pctg"].get<double>(), 0.006);
+    }
+    ++holistic;
+  }
+  EXPECT_GT(holistic, 10U);
+  EXPECT_GT(tracelens, 10U);
+}
+
 TEST_F(RealTraces, MegatronIsLaunchBoundOnRanks0And6) {
   const json j = analyze("megatron-tp8");
   const json& g = j["groups"][0];

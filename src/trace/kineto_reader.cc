@@ -143,8 +143,7 @@ class Reader {
   std::vector<int8_t> call_kinds_;  // by name id: 0 unknown, else CallKind + 1
 
   uint64_t with_phase_ = 0, not_objects_ = 0, no_duration_ = 0, negative_ = 0, no_stream_ = 0;
-  uint64_t mended_bytes_ = 0, mended_escapes_ = 0, mended_quotes_ = 0, mended_words_ = 0,
-           host_collectives_ = 0;
+  uint64_t mended_bytes_ = 0, mended_escapes_ = 0, mended_quotes_ = 0, mended_words_ = 0;
   uint64_t nccl_ops_ = 0;
 };
 
@@ -305,10 +304,10 @@ Reader::Outcome Reader::parse(char* content, size_t size, bool final, const Repa
   const std::string_view suffix =
       final ? std::string_view() : (array_form_ ? std::string_view("]") : std::string_view("]}"));
   char* begin = content - prefix.size();
-  std::memcpy(begin, prefix.data(), prefix.size());
+  prefix.copy(begin, prefix.size());
   char saved[2];
   std::memcpy(saved, content + size, suffix.size());
-  std::memcpy(content + size, suffix.data(), suffix.size());
+  suffix.copy(content + size, suffix.size());
   const size_t length = prefix.size() + size + suffix.size();
 
   const auto body = [&]() -> simdjson::error_code {

@@ -16,7 +16,7 @@ namespace halfwire::trace {
 struct ReadOptions {
   // Called now and then with bytes read and the file's size.
   std::function<void(uint64_t, uint64_t)> progress;
-  size_t window_bytes = 1 << 20;
+  size_t window_bytes = 256 << 10;
   size_t max_window_bytes = 64 << 20;  // the largest single event that is still read
 };
 
