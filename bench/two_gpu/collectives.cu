@@ -1,9 +1,9 @@
-// What collectives cost between two GPUs: exact, in NCCL's own unscaled FP8, as blockwise-scaled packets by every
-// algorithm, as the same packets without a codec, and with single stages left out. All variants of a size
-// alternate in one run (A B C A B C ...), so that ratios compare what ran side by side; beside every time are
-// the error against an fp64 sum and whether both GPUs hold the same bits. The kernels are those of src/wire at
-// the launches of src/wire/cuda_codec.cc; messages are cut as src/collective/compressor.cc cuts them. The
-// library's interposition is not in these times: `halfwire bench collective` has it.
+// What collectives cost between two GPUs: exact, in NCCL's own unscaled FP8, as blockwise-scaled packets by
+// every algorithm, as the same packets without a codec, and with single stages left out. All variants of a
+// size alternate in one run (A B C A B C ...), so that ratios compare what ran side by side; beside every
+// time are the error against an fp64 sum and whether both GPUs hold the same bits. The kernels are those of
+// src/wire at the launches of src/wire/cuda_codec.cc; messages are cut as src/collective/compressor.cc cuts
+// them. The library's interposition is not in these times: `halfwire bench collective` has it.
 //
 // Usage: two-gpu-collectives OUT.jsonl LINK REPEAT BYTES[,BYTES...] (LINK is a label, copied to every row)
 #include <cstring>
@@ -133,8 +133,9 @@ class Collectives {
     for (cudaEvent_t& e : moved_) check(cudaEventCreateWithFlags(&e, cudaEventDisableTiming), "no event");
     check(cudaMalloc(&in_, bytes), "no memory for the input");
     check(cudaMalloc(&out_, bytes), "no memory for the output");
-    check(cudaMalloc(&scratch_, std::max(bytes, 4 * kChunkBytes)), "no memory for the packets");
-    check(cudaMemset(scratch_, 0, std::max(bytes, 4 * kChunkBytes)), "cannot clear the packets");
+    const uint64_t scratch = bytes + bytes / 4 + 4 * kChunkBytes;
+    check(cudaMalloc(&scratch_, scratch), "no memory for the packets");
+    check(cudaMemset(scratch_, 0, scratch), "cannot clear the packets");
   }
 
   void select(Op op, uint64_t bytes) {
@@ -183,12 +184,13 @@ class Collectives {
     if (casts) cast(&fromFp8Kernel, to, out_, resultElements());
   }
 
-  void wire(Algorithm algorithm, ElementFormat element, unsigned stages, ncclComm_t comm) {
+  void wire(Algorithm algorithm, ElementFormat element, unsigned stages, ncclComm_t comm,
+            uint64_t chunk_bytes) {
     format_.element = element;
     comm_ = comm;
     stages_ = stages;
     if (algorithm == Algorithm::kOverlapped) return overlappedOneShot();
-    const uint64_t chunk = kChunkBytes / 2 / (op_ == Op::kAllReduce ? 1 : kRanks);
+    const uint64_t chunk = chunk_bytes / 2 / (op_ == Op::kAllReduce ? 1 : kRanks);
     for (uint64_t at = 0; at < count_; at += chunk) {
       const uint64_t n = std::min(chunk, count_ - at);
       if (op_ == Op::kReduceScatter) {
@@ -215,8 +217,8 @@ class Collectives {
 
   void cast(void (*kernel)(const uint4*, uint4*, uint64_t), const void* in, void* out, uint64_t elements) {
     const uint64_t vectors = elements / 16;
-    kernel<<<static_cast<unsigned>((vectors + 255) / 256), 256, 0, stream_>>>(static_cast<const uint4*>(in),
-                                                                            static_cast<uint4*>(out), vectors);
+    kernel<<<static_cast<unsigned>((vectors + 255) / 256), 256, 0, stream_>>>(
+        static_cast<const uint4*>(in), static_cast<uint4*>(out), vectors);
     check(cudaGetLastError(), "a cast failed");
     ++launches_;
   }
@@ -233,8 +235,8 @@ class Collectives {
     }
   }
 
-  void quantize(const char* in, uint64_t pitch, uint64_t total, uint32_t segments, uint64_t elements, char* out,
-                uint64_t packet) {
+  void quantize(const char* in, uint64_t pitch, uint64_t total, uint32_t segments, uint64_t elements,
+                char* out, uint64_t packet) {
     if (!has(kQuantize)) return;
     QuantizeJob job;
     job.format = format_;
@@ -310,8 +312,8 @@ class Collectives {
     const auto begin = [&](uint64_t p) {
       const uint64_t packet = packetBytes(format_, length(p));
       char* to = packets() + p % kPasses * slot;
-      quantize(input(p * pass), length(p), length(p), 1, length(p), to + static_cast<uint64_t>(rank_) * packet,
-               packet);
+      quantize(input(p * pass), length(p), length(p), 1, length(p),
+               to + static_cast<uint64_t>(rank_) * packet, packet);
       check(cudaEventRecord(ready_[p % kPasses], stream_), "no event");
       check(cudaStreamWaitEvent(transfers_, ready_[p % kPasses]), "no event");
       gather(to, packet, transfers_);
@@ -333,7 +335,8 @@ class Collectives {
     swap(packets() + static_cast<uint64_t>(peer_) * s.packet, packetBytes(format_, s.of(peer_)),
          incoming + static_cast<uint64_t>(peer_) * s.packet, packetBytes(format_, s.of(rank_)));
     char* mine = incoming + static_cast<uint64_t>(rank_) * s.packet;
-    reduce(incoming, s.packet, packets() + static_cast<uint64_t>(rank_) * s.packet, rank_, s.of(rank_), mine, true);
+    reduce(incoming, s.packet, packets() + static_cast<uint64_t>(rank_) * s.packet, rank_, s.of(rank_), mine,
+           true);
     gather(incoming, s.packet, stream_);
     dequantize(incoming, s.packet, kRanks, s.elements, output(at), s.elements, n);
   }
@@ -355,8 +358,8 @@ class Collectives {
     const uint64_t packet = packetBytes(format_, n);
     char* incoming = packets() + roundUp(kRanks * packet, 256);
     quantize(input(at), count_, count_ + n, kRanks, n, packets(), packet);
-    swap(packets() + static_cast<uint64_t>(peer_) * packet, packet, incoming + static_cast<uint64_t>(peer_) * packet,
-         packet);
+    swap(packets() + static_cast<uint64_t>(peer_) * packet, packet,
+         incoming + static_cast<uint64_t>(peer_) * packet, packet);
     reduce(incoming, packet, packets() + static_cast<uint64_t>(rank_) * packet, rank_, n, output(at), false);
   }
 
@@ -377,7 +380,8 @@ class Collectives {
     swap(packets(), packet, arriving, packet);
     dequantize(arriving, packet, 1, n, output(theirs), n, n);
     if (!has(kFinish)) return;
-    check(cudaMemcpyAsync(output(mine), input(mine), n * 2, cudaMemcpyDeviceToDevice, stream_), "cannot copy");
+    check(cudaMemcpyAsync(output(mine), input(mine), n * 2, cudaMemcpyDeviceToDevice, stream_),
+          "cannot copy");
     ++launches_;
   }
 
@@ -514,8 +518,9 @@ class Bench {
     const auto exact = [&](size_t i) {
       return [this, i] { c_.exact(comms_[i], c_.in(), c_.out(), ncclBfloat16); };
     };
-    const auto wire = [&](Algorithm a, ElementFormat f, unsigned stages, size_t i = 0) {
-      return [this, a, f, stages, i] { c_.wire(a, f, stages, comms_[i]); };
+    const auto wire = [&](Algorithm a, ElementFormat f, unsigned stages, size_t i = 0,
+                          uint64_t chunk = kChunkBytes) {
+      return [this, a, f, stages, i, chunk] { c_.wire(a, f, stages, comms_[i], chunk); };
     };
     constexpr auto kE4M3 = ElementFormat::kE4M3;
     constexpr auto kInt8 = ElementFormat::kInt8;
@@ -544,7 +549,8 @@ class Bench {
     v.push_back({direct, "int8", 0, wire(kDirect, kInt8, kWhole)});
     v.push_back({direct + "-best", "e4m3", kCtas[best_packets], wire(kDirect, kE4M3, kWhole, best_packets)});
     v.push_back({"packets", "e4m3", 0, wire(kDirect, kE4M3, kMove), false});
-    v.push_back({"packets-best", "e4m3", kCtas[best_packets], wire(kDirect, kE4M3, kMove, best_packets), false});
+    v.push_back(
+        {"packets-best", "e4m3", kCtas[best_packets], wire(kDirect, kE4M3, kMove, best_packets), false});
     if (all_reduce) {
       v.push_back({"two-shot", "e4m3", 0, wire(Algorithm::kTwoShot, kE4M3, kWhole)});
       v.push_back({"two-shot", "int8", 0, wire(Algorithm::kTwoShot, kInt8, kWhole)});
@@ -554,6 +560,10 @@ class Bench {
       v.push_back({"ring-packets", "e4m3", 0, wire(Algorithm::kRing, kE4M3, kMove), false});
       if (bytes >= (4ull << 20))
         v.push_back({"one-shot-overlapped", "e4m3", 0, wire(Algorithm::kOverlapped, kE4M3, kWhole)});
+    }
+    if (bytes > kChunkBytes) {
+      v.push_back({direct + "-uncut", "e4m3", 0, wire(kDirect, kE4M3, kWhole, 0, bytes)});
+      v.push_back({"packets-uncut", "e4m3", 0, wire(kDirect, kE4M3, kMove, 0, bytes), false});
     }
     // With stages left out, named by what remains.
     if (bytes >= (1ull << 20)) {
@@ -575,7 +585,7 @@ class Bench {
     c_.select(Op::kAllReduce, bytes);
     fill(c_.in(), pair_.rank(), bytes / 2, kScale);
     const auto wire = [this](ElementFormat f) {
-      return [this, f] { c_.wire(Algorithm::kDirect, f, kWhole, comms_[0]); };
+      return [this, f] { c_.wire(Algorithm::kDirect, f, kWhole, comms_[0], kChunkBytes); };
     };
     std::vector<Variant> v;
     v.push_back({"fp8", "e4m3", 0, [&] { c_.unscaledFp8(comms_[0], true); }});

@@ -1,5 +1,5 @@
-// What both programs feed to a collective and hold its result against: normally distributed numbers that every
-// rank can make for every rank, an error in fp64, and a hash of the bits.
+// What both programs feed to a collective and hold its result against: normally distributed numbers that
+// every rank can make for every rank, an error in fp64, and a hash of the bits.
 #pragma once
 
 #include <cuda_bf16.h>

@@ -127,7 +127,10 @@ class Pair {
     if (rank_ == 0) check(ncclGetUniqueId(&shared_->id), "cannot make an id");
     barrier();
     ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
-    if (ctas > 0) config.minCTAs = ctas;
+    if (ctas > 0) {
+      config.minCTAs = ctas;
+      config.maxCTAs = 64;  // as many as NCCL has; it refuses a least number alone
+    }
     ncclComm_t comm = nullptr;
     check(ncclCommInitRankConfig(&comm, kRanks, shared_->id, rank_, &config), "cannot connect the ranks");
     barrier();

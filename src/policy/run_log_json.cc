@@ -93,7 +93,8 @@ Status parseCommunicator(const RunLogCommunicator& in, RunLogComm* out) {
     }
     RunLogCall call;
     call.op = static_cast<CollectiveOp>(op);
-    call.type = static_cast<ncclDataType_t>(type);
+    // A newer NCCL's type has no name here.
+    call.type = static_cast<ncclDataType_t>(std::min<uint32_t>(type, ncclNumTypes));
     call.reason = static_cast<Reason>(reason);
     call.calls = get(row.calls);
     call.bytes_asked = get(row.bytes_asked);

@@ -621,7 +621,7 @@ RANK_PROGRAM(Soak) {
   options.ranks = std::stoi(rank.args().at(1));
   Program program = generateProgram(std::stoull(rank.args().at(0)), options);
   // Never freed: after an error, streams may still hold work that refers to it.
-  auto* run =
+  static RankRun* run =
       new RankRun(rank, std::move(program), rank.args().at(2) == "kill", rank.args().at(3) == "library");
   run->run();
 }
