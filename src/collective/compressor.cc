@@ -12,7 +12,7 @@ constexpr uint32_t kSlots = 4;
 // Into how many passes a message is cut so that they can overlap. What cannot overlap is the codec of the first
 // and the last pass; against that, every pass costs messages, launches and the wait for the slowest rank.
 constexpr uint64_t kPasses = 4;
-constexpr uint64_t kLeastPassBytes = 1ull << 20;
+constexpr uint64_t kLeastPassBytes = 2ull << 20;
 
 uint32_t slots(const Compressor::Config& c) { return c.overlap ? kSlots : 1; }
 

@@ -166,11 +166,13 @@ class Generator {
     return op.id;
   }
 
-  // Tiny chunks cut a message into passes that cost a group of messages each: some hundreds are enough.
+  // Tiny chunks cut a message into passes that cost a group of messages each, and a random delay for every queue
+  // entry: some hundreds are enough. Where passes overlap, four of them share a chunk.
   uint64_t passLimit(ncclDataType_t type) const {
     const std::string& chunk = program_.settings.at("HALFWIRE_CHUNK_BYTES");
     if (chunk != "1KiB" && chunk != "4KiB") return kLargest;
-    return (chunk == "1KiB" ? 1024u : 4096u) * 200 / ncclTypeBytes(type);
+    const uint64_t pass = (chunk == "1KiB" ? 1024 : 4096) / (program_.settings.at("HALFWIRE_OVERLAP") == "off" ? 1 : 4);
+    return pass * 200 / ncclTypeBytes(type);
   }
 
   void chooseRedOp(Op* op, int ranks) {
