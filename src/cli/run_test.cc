@@ -129,7 +129,7 @@ TEST_F(Run, ExitCodesComeBack) {
   EXPECT_EQ(bash({}, "exit 0").exit_code, 0);
   EXPECT_EQ(bash({}, "exit 7").exit_code, 7);
   EXPECT_EQ(bash({}, "kill -9 $$").exit_code, 137);
-  EXPECT_EQ(bash({"-n", "3"}, "exit $RANK").exit_code, 1);
+  EXPECT_EQ(bash({"-n", "3"}, "[ $RANK = 1 ] || sleep 2; exit $RANK").exit_code, 1);
 }
 
 TEST_F(Run, OutputIsTheProgramsAndTheReportIsOnStandardError) {
