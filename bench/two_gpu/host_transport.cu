@@ -628,36 +628,21 @@ class Bench {
   std::vector<Comm> comms_;
 };
 
-std::vector<uint64_t> readSizes(const char* text) {
-  std::vector<uint64_t> sizes;
-  std::stringstream in(text);
-  for (std::string item; std::getline(in, item, ',');) {
-    const uint64_t bytes = std::strtoull(item.c_str(), nullptr, 10);
-    if (bytes < 4096 || bytes % 4096 != 0 || bytes > (2ull << 30))
-      die("size %s is not a multiple of 4096 up to 2 GiB", item.c_str());
-    sizes.push_back(bytes);
-  }
-  if (sizes.empty()) die("no sizes");
-  return sizes;
-}
-
 }  // namespace
 }  // namespace halfwire::two_gpu
 
 int main(int argc, char** argv) {
   using namespace halfwire::two_gpu;
-  if (argc != 5) die("usage: two-gpu-host-transport OUT.jsonl LINK REPEAT BYTES[,BYTES...]");
-  const std::vector<uint64_t> sizes = readSizes(argv[4]);
-  const int repeat = std::atoi(argv[3]);
-  if (repeat < 1 || repeat > 1000) die("REPEAT is 1 to 1000");
+  const ProgramArguments arguments(argc, argv, "two-gpu-host-transport");
   auto* host = static_cast<HostMemory*>(mapShared(sizeof(HostMemory)));
   Pair pair;
   if (pair.rank() == 0) std::memset(static_cast<void*>(host), 0, sizeof(HostMemory));
   pair.barrier();
   check(cudaSetDevice(pair.rank()), "cannot use the GPU");
-  std::FILE* out = nullptr;
-  if (pair.rank() == 0 && (out = std::fopen(argv[1], "w")) == nullptr) die("cannot write %s", argv[1]);
-  Bench(&pair, host, out, argv[2], repeat, *std::max_element(sizes.begin(), sizes.end())).run(sizes);
-  if (out != nullptr && std::fclose(out) != 0) die("cannot write %s", argv[1]);
+  std::FILE* out = pair.rank() == 0 ? arguments.open() : nullptr;
+  const std::vector<uint64_t>& sizes = arguments.sizes;
+  Bench(&pair, host, out, arguments.link, arguments.repeat, *std::max_element(sizes.begin(), sizes.end()))
+      .run(sizes);
+  if (out != nullptr && std::fclose(out) != 0) die("cannot write %s", arguments.out);
   return pair.finish();
 }

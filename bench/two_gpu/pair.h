@@ -19,6 +19,7 @@
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
+#include <sstream>
 #include <string>
 #include <vector>
 
@@ -176,6 +177,41 @@ class Pair {
   Shared* shared_;
   pid_t child_ = 0;
   int rank_ = 0;
+};
+
+inline std::vector<uint64_t> readSizes(const char* text) {
+  std::vector<uint64_t> sizes;
+  std::stringstream in(text);
+  for (std::string item; std::getline(in, item, ',');) {
+    const uint64_t bytes = std::strtoull(item.c_str(), nullptr, 10);
+    if (bytes < 4096 || bytes % 4096 != 0 || bytes > (2ull << 30))
+      die("size %s is not a multiple of 4096 up to 2 GiB", item.c_str());
+    sizes.push_back(bytes);
+  }
+  if (sizes.empty()) die("no sizes");
+  return sizes;
+}
+
+// The arguments of both programs; the program ends with the usage or the reason where they are wrong.
+struct ProgramArguments {
+  ProgramArguments(int argc, char** argv, const char* program) {
+    if (argc != 5) die("usage: %s OUT.jsonl LINK REPEAT BYTES[,BYTES...]", program);
+    out = argv[1];
+    link = argv[2];
+    repeat = std::atoi(argv[3]);
+    sizes = readSizes(argv[4]);
+    if (repeat < 1 || repeat > 1000) die("REPEAT is 1 to 1000");
+  }
+  std::FILE* open() const {
+    std::FILE* file = std::fopen(out, "w");
+    if (file == nullptr) die("cannot write %s", out);
+    return file;
+  }
+
+  const char* out = nullptr;
+  const char* link = nullptr;
+  int repeat = 0;
+  std::vector<uint64_t> sizes;
 };
 
 // One JSON object after another, a line each, from rank 0 alone.

@@ -53,9 +53,9 @@ struct Settings {
 // Reads the variables through `getenv`-like `lookup`. Every value is checked; the error names the variable
 // and what it may hold. Variables: HALFWIRE_MODE off|wire, HALFWIRE_FORMAT e4m3|e5m2|int8, HALFWIRE_BLOCK
 // 32|64|128|256, HALFWIRE_SCALE fp32|e8m0, HALFWIRE_OPS allreduce,reducescatter,allgather,allgather-fp32,
-// HALFWIRE_COMMS world|all|size:N, HALFWIRE_MIN_BYTES, HALFWIRE_CHUNK_BYTES, HALFWIRE_OVERLAP
-// auto|on|off, HALFWIRE_LOG_DIR, HALFWIRE_ADDRESS, HALFWIRE_NCCL, HALFWIRE_MEETING_TIMEOUT (seconds). The job's size comes from WORLD_SIZE,
-// OMPI_COMM_WORLD_SIZE, PMI_SIZE or SLURM_NTASKS, the first that is set.
+// HALFWIRE_COMMS world|all|size:N, HALFWIRE_MIN_BYTES, HALFWIRE_CHUNK_BYTES, HALFWIRE_OVERLAP auto|on|off,
+// HALFWIRE_LOG_DIR, HALFWIRE_ADDRESS, HALFWIRE_NCCL, HALFWIRE_MEETING_TIMEOUT (seconds). The job's size comes
+// from WORLD_SIZE, OMPI_COMM_WORLD_SIZE, PMI_SIZE or SLURM_NTASKS, the first that is set.
 Result<Settings> readSettings(const std::function<const char*(const char*)>& lookup);
 
 // Equal on two ranks exactly if they would take the same decisions: a digest of every field but the paths,
