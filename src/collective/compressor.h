@@ -22,6 +22,13 @@
 
 namespace halfwire {
 
+// Which messages overlap their passes.
+enum class PassOverlap : uint8_t {
+  kNever,
+  kBeyondChunk,  // those that the scratch does not hold at once
+  kAlways,       // all that are worth cutting
+};
+
 // One call to compress. `count` is as passed to NCCL (per rank for ReduceScatter and AllGather).
 struct CompressedCall {
   CollectiveOp op = CollectiveOp::kAllReduce;  // kAllReduce, kReduceScatter or kAllGather
@@ -58,8 +65,8 @@ class Compressor {
     uint32_t rank = 0;
     uint32_t ranks = 0;
     WireFormat format;
-    uint64_t chunk_bytes = 64ull << 20;  // of the user's buffer, that the scratch holds at a time
-    bool overlap = false;                // equal on all ranks
+    uint64_t chunk_bytes = 64ull << 20;         // of the user's buffer, that the scratch holds at a time
+    PassOverlap overlap = PassOverlap::kNever;  // equal on all ranks
   };
 
   // Allocates the scratch; nothing is allocated later. `api` and `device` must outlive the compressor.
@@ -75,6 +82,10 @@ class Compressor {
   void park();
 
   static uint64_t scratchBytes(const Config& config);
+
+  // Gives up overlapping, where the ranks agree so after the compressor was made. Before the first call.
+  void overlapNothing() { config_.overlap = PassOverlap::kNever; }
+
   const Config& config() const { return config_; }
 
   // A call's share of one pass through the scratch.
@@ -88,6 +99,12 @@ class Compressor {
     uint64_t incoming = 0;  // scratch offset of the packets received
   };
 
+  // How calls go through the scratch: batches of pieces that fit it together, and whether they overlap.
+  struct Plan {
+    std::vector<std::vector<Piece>> batches;
+    bool overlapped = false;
+  };
+
  private:
   friend class Schedule;
   friend ncclResult_t connectPeers(std::span<Compressor* const> members, CallGate& gate, std::string* error);
@@ -97,7 +114,7 @@ class Compressor {
   uint64_t bytesOf(const CompressedCall& call, uint64_t elements) const;
   uint64_t passBytes(uint64_t message) const;
   bool overlaps(const CompressedCall& call) const;
-  std::vector<std::vector<Piece>> plan(std::span<const CompressedCall> calls) const;
+  Plan plan(std::span<const CompressedCall> calls) const;
   uint64_t shardLength(const Piece& piece, uint32_t shard) const;
   Status quantize(const CompressedCall& call, const Piece& piece, StreamHandle stream);
   Status reduce(const CompressedCall& call, const Piece& piece, StreamHandle stream);
@@ -116,8 +133,8 @@ class Compressor {
   EventHandle last_use_ = nullptr;
   StreamHandle last_stream_ = nullptr;
   bool used_ = false;
-  std::atomic<bool> parked_{false};  // set by the thread that aborts, perhaps while another one is enqueuing
-  std::vector<EventHandle> events_;  // for joining further streams
+  std::atomic<bool> parked_{false};   // set by the thread that aborts, perhaps while another one is enqueuing
+  std::vector<EventHandle> events_;   // for joining further streams
   StreamHandle transfers_ = nullptr;  // of our own, where passes overlap
   EventHandle ready_ = nullptr;       // what is to be moved next is in the scratch
   EventHandle moved_ = nullptr;
@@ -135,8 +152,8 @@ struct CompressedTurn {
 // Runs the turns of communicators that are members of one clique in this process (one turn for most programs)
 // in shared phases: all quantize, one real group of sends and receives, all reduce, one real group of
 // gathers, all finish. The codec is enqueued in order on each turn's first call's stream, and so are the
-// transfers unless passes overlap; other streams fork and join by events. On failure returns NCCL's result and
-// says why in `error`.
+// transfers unless passes overlap; other streams fork and join by events. On failure returns NCCL's result
+// and says why in `error`.
 ncclResult_t runCompressed(std::span<CompressedTurn> turns, CallGate& gate, std::string* error);
 
 // Makes every connection that compressed calls will use, by moving packets of scratch nobody reads. NCCL

@@ -40,6 +40,7 @@ class ImmediateDevice final : public Device {
   Status finishStream(StreamHandle) override { return {}; }
   bool connectsLazily() const override { return true; }
   bool overlapsPasses() const override { return false; }
+  uint64_t nvlinkDomain() const override { return 0; }
   Status capturing(StreamHandle, bool* out) override { return *out = false, Status(); }
   const char* codecName() const override { return "test"; }
   size_t freeBytes() override { return 0; }

@@ -8,6 +8,7 @@
 #include "device/check_job.h"
 #include "device/cuda_driver.h"
 #include "device/device.h"
+#include "device/nvlink.h"
 #include "wire/cuda_codec.h"
 
 #ifndef HALFWIRE_CUDA_ARCHS
@@ -89,6 +90,7 @@ class CudaDevice final : public Device {
     const RelaxedCapture relaxed(driver_);
     if (Status status = loadModule(); !status.ok()) return status;
     if (Status status = choosePath(); !status.ok()) return status;
+    nvlink_domain_ = cuda::nvlinkDomain(driver_, device_);
     cuda::CUstream stream = nullptr;
     Status status =
         driver_.check("cuStreamCreate", driver_.cuStreamCreate(&stream, cuda::kStreamNonBlocking));
@@ -184,6 +186,7 @@ class CudaDevice final : public Device {
 
   bool connectsLazily() const override { return true; }
   bool overlapsPasses() const override { return false; }
+  uint64_t nvlinkDomain() const override { return nvlink_domain_; }
 
   const char* codecName() const override { return path_ == CodecPath::kHardware ? "hardware" : "software"; }
 
@@ -269,6 +272,7 @@ class CudaDevice final : public Device {
   const cuda::CUdevice device_;
   const CUcontext context_;
   cuda::CUmodule module_ = nullptr;
+  uint64_t nvlink_domain_ = 0;
   CodecPath path_ = CodecPath::kSoftware;
   std::array<cuda::CUfunction, kCudaKernels> functions_{};
 };

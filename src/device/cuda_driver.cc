@@ -28,6 +28,7 @@ Result<Driver> findDriver() {
   take(driver.cuCtxPushCurrent, "cuCtxPushCurrent_v2");
   take(driver.cuCtxPopCurrent, "cuCtxPopCurrent_v2");
   take(driver.cuDeviceGet, "cuDeviceGet");
+  take(driver.cuDeviceGetPCIBusId, "cuDeviceGetPCIBusId");
   take(driver.cuDevicePrimaryCtxRetain, "cuDevicePrimaryCtxRetain");
   take(driver.cuDevicePrimaryCtxRelease, "cuDevicePrimaryCtxRelease_v2");
   take(driver.cuDeviceGetAttribute, "cuDeviceGetAttribute");

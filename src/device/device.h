@@ -46,6 +46,10 @@ class Device {
   // blocks the host: then the connections are made with the communicator.
   virtual bool connectsLazily() const = 0;
 
+  // Devices with one value that is not 0 reach each other over NVLink; 0: not known to. Meaningful between processes
+  // and hosts.
+  virtual uint64_t nvlinkDomain() const = 0;
+
   // Whether the codec takes long next to the links, so that a message's passes should overlap: the codec of one
   // with the transfer of another. Equal on all devices of a kind, as all ranks must cut a message alike.
   virtual bool overlapsPasses() const = 0;

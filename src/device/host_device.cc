@@ -174,6 +174,7 @@ class HostDevice final : public Device {
 
   bool connectsLazily() const override { return false; }
   bool overlapsPasses() const override { return true; }
+  uint64_t nvlinkDomain() const override { return 0; }
 
   const char* codecName() const override { return host::simdTarget(); }
 

@@ -2,9 +2,12 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdlib>
 #include <cstring>
+
+#include "base/units.h"
 
 namespace halfwire {
 namespace {
@@ -51,8 +54,12 @@ Status makeCompressor(const NewCommunicator& n, std::shared_ptr<Device>* device,
   config.ranks = n.ranks;
   config.format = settings().format;
   config.chunk_bytes = settings().chunk_bytes;
-  config.overlap = settings().overlap == Overlap::kOn ||
-                   (settings().overlap == Overlap::kAuto && (*device)->overlapsPasses());
+  if (settings().overlap == Overlap::kOn ||
+      (settings().overlap == Overlap::kAuto && (*device)->overlapsPasses())) {
+    config.overlap = PassOverlap::kAlways;
+  } else if (settings().overlap == Overlap::kAuto && (*device)->nvlinkDomain() != 0) {
+    config.overlap = PassOverlap::kBeyondChunk;  // until the ranks have met
+  }
   auto made = Compressor::create(&n.real->api, device->get(), config);
   if (!made.ok()) return made.status();
   *out = std::move(made).value();
@@ -90,6 +97,7 @@ std::unique_ptr<Communicator> makeState(Pending& p) {
   c->agreement.settings = settings();
   c->agreement.ranks = n.ranks;
   c->agreement.comm = p.verdict.reason;
+  c->agreement.floor_bytes = floorBytes(settings(), p.verdict.nvlink);
   c->device = std::move(p.device);
   c->compressor = std::move(p.compressor);
   return c;
@@ -131,6 +139,7 @@ Pending prepare(NewCommunicator& n) {
   record.blocking = n.blocking;
   record.ready = p.ready.ok();
   record.one_connection = oneConnection(*n.real);
+  if (p.ready.ok() && p.device != nullptr) record.nvlink_domain = p.device->nvlinkDomain();
   record.words = p.ready.ok() ? describeSettings(s) : p.ready.message();
   p.verdict.status = p.meeting.send(*n.mark, record, s.meeting_timeout_s);
   p.sent = p.verdict.status.ok();
@@ -147,8 +156,12 @@ void conclude(Pending& p, const std::vector<Pending>& all) {
       p.verdict.reason = Reason::kMemberNotReady;
       p.verdict.note = fmt::format("rank {}: {}", other.communicator->rank, other.ready.message());
     }
-    if (p.verdict.reason == Reason::kCompressed && oneConnection(*n.real))
-      p.verdict.reason = Reason::kOneConnection;
+    if (p.verdict.reason != Reason::kCompressed) return;
+    if (oneConnection(*n.real)) p.verdict.reason = Reason::kOneConnection;
+    const uint64_t domain = p.device->nvlinkDomain();
+    p.verdict.nvlink = domain != 0 && std::all_of(all.begin(), all.end(), [&](const Pending& other) {
+                         return other.device != nullptr && other.device->nvlinkDomain() == domain;
+                       });
     return;
   }
   // A non-blocking member has said what the others must know and cannot wait: its initialisation is still
@@ -157,6 +170,16 @@ void conclude(Pending& p, const std::vector<Pending>& all) {
   p.verdict = p.meeting.receive(settings().meeting_timeout_s + 5);
   Registry::get().settleMeetings();
   if (p.verdict.status.ok() && alone != Reason::kCompressed) p.verdict.reason = alone;
+}
+
+// What the link between the ranks changes, once they have met.
+void useLink(Pending& p) {
+  if (p.compressor == nullptr) return;
+  if (!p.verdict.nvlink) {
+    if (p.compressor->config().overlap == PassOverlap::kBeyondChunk) p.compressor->overlapNothing();
+    return;
+  }
+  p.verdict.note = fmt::format("NVLink joins the ranks: from {}", formatBytes(floorBytes(settings(), true)));
 }
 
 class OpenGate final : public CallGate {
@@ -286,6 +309,7 @@ ncclResult_t finishCommunicators(std::vector<NewCommunicator>& communicators, nc
       result = refuse(ncclInvalidUsage, p.verdict.status.message());
       continue;
     }
+    useLink(p);
     const uint64_t bytes = p.compressor != nullptr ? connection_bytes : 0;
     Registry::get().add(makeState(p), p.verdict.note, bytes);
   }

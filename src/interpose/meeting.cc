@@ -25,7 +25,7 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 constexpr char kMarkMagic[8] = {'H', 'A', 'L', 'F', 'W', 'I', 'R', 'E'};
-constexpr uint16_t kProtocol = 1;
+constexpr uint16_t kProtocol = 2;
 constexpr size_t kTailOffset = 64;
 // A connection must send its record within this time.
 constexpr auto kRecordPatience = std::chrono::seconds(5);
@@ -56,15 +56,18 @@ struct WireRecord {
   uint32_t reserved;
   uint64_t digest;
   uint64_t branch;
+  uint64_t nvlink_domain;
   uint8_t token[16];
   char words[192];
 };
-static_assert(sizeof(WireRecord) == 248);
+static_assert(sizeof(WireRecord) == 256);
 
 struct WireVerdict {
   char magic[8];
   uint32_t failed;
-  uint32_t reason;
+  uint16_t reason;
+  uint8_t nvlink;
+  uint8_t reserved;
   char words[496];
 };
 static_assert(sizeof(WireVerdict) == 512);
@@ -207,15 +210,15 @@ struct MeetingPoint::Impl {
 void MeetingPoint::Impl::conclude(Gathering& g) {
   WireVerdict verdict{};
   std::memcpy(verdict.magic, kMarkMagic, sizeof verdict.magic);
-  verdict.reason = static_cast<uint32_t>(Reason::kCompressed);
+  verdict.reason = static_cast<uint16_t>(Reason::kCompressed);
   const auto fail = [&](const std::string& words) {
     if (verdict.failed) return;
     verdict.failed = 1;
     putText(verdict.words, words);
   };
   const auto pass = [&](Reason reason, const std::string& words) {
-    if (verdict.failed || verdict.reason != static_cast<uint32_t>(Reason::kCompressed)) return;
-    verdict.reason = static_cast<uint32_t>(reason);
+    if (verdict.failed || verdict.reason != static_cast<uint16_t>(Reason::kCompressed)) return;
+    verdict.reason = static_cast<uint16_t>(reason);
     putText(verdict.words, words);
   };
 
@@ -233,8 +236,10 @@ void MeetingPoint::Impl::conclude(Gathering& g) {
         missing_count > 1 ? "s" : "", missing, g.ranks));
   }
   const WireRecord* first = g.members.empty() ? nullptr : &g.members.begin()->second.record;
+  verdict.nvlink = first != nullptr && first->nvlink_domain != 0;
   for (const auto& [rank, member] : g.members) {
     const WireRecord& r = member.record;
+    if (r.nvlink_domain != first->nvlink_domain) verdict.nvlink = 0;
     if (r.digest != first->digest || r.mode != first->mode) {
       fail(fmt::format(
           "rank {} runs with other settings than rank {}: \"{}\" and \"{}\"; start every rank with the same "
@@ -459,6 +464,7 @@ Status Meeting::send(const Mark& mark, const MemberRecord& record, uint32_t time
   wire.ranks = record.ranks;
   wire.digest = record.digest;
   wire.branch = record.branch;
+  wire.nvlink_domain = record.nvlink_domain;
   std::memcpy(wire.token, record.token.data(), sizeof wire.token);
   putText(wire.words, record.words);
   if (!sendAll(fd_, &wire, sizeof wire, deadline)) {
@@ -492,7 +498,7 @@ Verdict Meeting::receive(uint32_t timeout_s) {
     }
   }
   if (std::memcmp(wire.magic, kMarkMagic, sizeof wire.magic) != 0 ||
-      wire.reason >= static_cast<uint32_t>(Reason::kCount)) {
+      wire.reason >= static_cast<uint16_t>(Reason::kCount)) {
     verdict.status = {StatusCode::kInvalidData,
                       "the answer at the meeting point is not Halfwire's: another program took the port"};
     return verdict;
@@ -503,6 +509,7 @@ Verdict Meeting::receive(uint32_t timeout_s) {
     return verdict;
   }
   verdict.reason = static_cast<Reason>(wire.reason);
+  verdict.nvlink = wire.nvlink != 0;
   return verdict;
 }
 

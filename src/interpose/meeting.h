@@ -44,6 +44,7 @@ struct MemberRecord {
   bool blocking = true;
   bool ready = false;           // scratch allocated and kernels loaded
   bool one_connection = false;  // CUDA_DEVICE_MAX_CONNECTIONS=1
+  uint64_t nvlink_domain = 0;   // Device::nvlinkDomain
   std::string words;            // describes the settings, or why the member is not ready
 };
 
@@ -52,6 +53,7 @@ struct Verdict {
   Status status;
   // kCompressed, or why no member compresses on it.
   Reason reason = Reason::kCompressed;
+  bool nvlink = false;  // NVLink joins all ranks
   std::string note;
 };
 

@@ -74,6 +74,23 @@ TEST_F(MeetingTest, EqualMembersCompress) {
   }
 }
 
+TEST_F(MeetingTest, NvlinkIsWhatAllRanksShare) {
+  const auto nvlink = [&](uint64_t a, uint64_t b) {
+    mark = point->invite(Mode::kWire, 42);
+    auto first = record(mark, 0, 2), second = record(mark, 1, 2);
+    first.nvlink_domain = a;
+    second.nvlink_domain = b;
+    const auto verdicts = meet(mark, {first, second});
+    EXPECT_EQ(verdicts[0].nvlink, verdicts[1].nvlink);
+    return verdicts[0].nvlink;
+  };
+  EXPECT_TRUE(nvlink(7, 7));
+  EXPECT_FALSE(nvlink(7, 8));
+  EXPECT_FALSE(nvlink(0, 7));
+  EXPECT_FALSE(nvlink(7, 0));
+  EXPECT_FALSE(nvlink(0, 0));
+}
+
 TEST_F(MeetingTest, OtherSettingsAreNamed) {
   auto other = record(mark, 1, 2);
   other.digest = 43;

@@ -87,6 +87,10 @@ const char* dataTypeName(ncclDataType_t type) {
   return type >= 0 && type < ncclNumTypes ? kNames[type] : "unknown";
 }
 
+uint64_t floorBytes(const Settings& settings, bool nvlink) {
+  return settings.min_bytes.value_or(nvlink ? kFloorBytesNvlink : kFloorBytes);
+}
+
 Reason decideCommunicator(const Settings& s, uint32_t ranks) {
   if (s.mode == Mode::kOff) return Reason::kModeOff;
   if (ranks <= 1) return Reason::kOneRank;
@@ -143,7 +147,8 @@ Reason decideCall(const Agreement& agreement, const CallShape& call) {
     return Reason::kFp32AllGather;
   }
   if (call.count == 0) return Reason::kEmpty;
-  if (messageBytes(call.op, call.type, call.count, agreement.ranks) < s.min_bytes) return Reason::kBelowFloor;
+  if (messageBytes(call.op, call.type, call.count, agreement.ranks) < agreement.floor_bytes)
+    return Reason::kBelowFloor;
   if (call.capturing) return Reason::kCapturing;
   return Reason::kCompressed;
 }

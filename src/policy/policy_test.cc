@@ -25,7 +25,9 @@ TEST(Settings, DefaultsAreOff) {
   const auto s = read({});
   ASSERT_TRUE(s.ok());
   EXPECT_EQ(s.value().mode, Mode::kOff);
-  EXPECT_EQ(s.value().min_bytes, 4u << 20);
+  EXPECT_FALSE(s.value().min_bytes.has_value());
+  EXPECT_EQ(floorBytes(s.value(), false), 4u << 20);
+  EXPECT_EQ(floorBytes(s.value(), true), 32u << 20);
   EXPECT_EQ(s.value().format, WireFormat{});
 }
 
@@ -76,6 +78,7 @@ Agreement agreement(uint32_t ranks, std::map<std::string, std::string> variables
   a.settings = read(variables).value();
   a.ranks = ranks;
   a.comm = decideCommunicator(a.settings, ranks);
+  a.floor_bytes = floorBytes(a.settings, false);
   return a;
 }
 

@@ -129,8 +129,8 @@ Result<Settings> readSettings(const std::function<const char*(const char*)>& loo
   }
   if (const std::string_view min = text("HALFWIRE_MIN_BYTES"); !min.empty()) {
     const auto bytes = parseBytes(min);
-    if (!bytes.ok()) return invalid("HALFWIRE_MIN_BYTES", min, "a size like 4MiB");
-    s.min_bytes = bytes.value();
+    if (!bytes.ok() && min != "auto") return invalid("HALFWIRE_MIN_BYTES", min, "auto or a size like 4MiB");
+    if (bytes.ok()) s.min_bytes = bytes.value();
   }
   if (const std::string_view chunk = text("HALFWIRE_CHUNK_BYTES"); !chunk.empty()) {
     const auto bytes = parseBytes(chunk);
@@ -172,7 +172,8 @@ uint64_t settingsDigest(const Settings& s) {
        {static_cast<uint64_t>(s.mode), static_cast<uint64_t>(s.format.element),
         static_cast<uint64_t>(s.format.scale), static_cast<uint64_t>(s.format.block),
         static_cast<uint64_t>(s.ops), static_cast<uint64_t>(s.comms), static_cast<uint64_t>(s.comm_size),
-        static_cast<uint64_t>(s.world_size), s.min_bytes, s.chunk_bytes, static_cast<uint64_t>(s.overlap)}) {
+        static_cast<uint64_t>(s.world_size), s.min_bytes.value_or(UINT64_MAX), s.chunk_bytes,
+        static_cast<uint64_t>(s.overlap)}) {
     hash = mix(hash, value);
   }
   return hash;
@@ -192,7 +193,8 @@ std::string describeSettings(const Settings& s) {
   if (s.comms == CommScope::kSize) comms = fmt::format("of {} ranks", s.comm_size);
   return fmt::format("wire {}/{}/{}, {}, communicators {}, from {}, chunks of {}",
                      elementFormatName(s.format.element), s.format.block, scaleFormatName(s.format.scale),
-                     ops, comms, formatBytes(s.min_bytes), formatBytes(s.chunk_bytes));
+                     ops, comms, s.min_bytes ? formatBytes(*s.min_bytes) : "auto",
+                     formatBytes(s.chunk_bytes));
 }
 
 const char* elementFormatName(ElementFormat format) {
