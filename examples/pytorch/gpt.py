@@ -14,6 +14,7 @@ import glob
 import hashlib
 import json
 import os
+import sys
 import time
 
 
@@ -30,6 +31,7 @@ def parse_arguments():
     p.add_argument("--bucket-mb", type=int, default=25)
     p.add_argument("--share-gpu", action="store_true", help="all ranks use GPU 0")
     p.add_argument("--json", metavar="FILE", help="rank 0 writes losses, step times and the hash of the parameters here")
+    p.add_argument("--record", metavar="DIR", help="record the run for `halfwire parity` into this directory")
     return p.parse_args()
 
 
@@ -40,6 +42,7 @@ def prepare_shared_gpu(rank):
         os.environ.setdefault(name, value)
 
 
+WARMUP = 20
 args = parse_arguments()
 rank = int(os.environ.get("RANK", "0"))
 world = int(os.environ.get("WORLD_SIZE", "1"))
@@ -94,6 +97,14 @@ def parameter_hash(model):
     return h.hexdigest()
 
 
+def record(optimizer, model):
+    """The one line that records a run, behind the path of a checkout where the package is not installed."""
+    sys.path.append(os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..", "python"))
+    from halfwire.parity import Recorder
+    return Recorder.attach(optimizer, args.record, model=model, seed=args.seed, warmup=WARMUP,
+                           samples_per_step=args.batch * world)
+
+
 def main():
     device = torch.device("cuda", 0 if args.share_gpu else int(os.environ.get("LOCAL_RANK", "0")))
     torch.cuda.set_device(device)
@@ -106,7 +117,8 @@ def main():
     if hook is not None:
         ddp.register_comm_hook(None, hook)
     optimizer = torch.optim.AdamW(ddp.parameters(), lr=3e-4)
-    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: min(1.0, (step + 1) / 20))
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: min(1.0, (step + 1) / WARMUP))
+    recorder = record(optimizer, ddp) if args.record else None
     text = load_text().to(device)
     pick = torch.Generator().manual_seed(args.seed * 1000 + rank)
 
@@ -118,6 +130,9 @@ def main():
         with torch.autocast("cuda", dtype=torch.bfloat16):
             logits = ddp(rows[:, :-1])
         loss = F.cross_entropy(logits.float().flatten(0, 1), rows[:, 1:].flatten())
+        if recorder is not None:
+            recorder.batch(at)
+            recorder.loss(loss)
         optimizer.zero_grad(set_to_none=True)
         loss.backward()
         optimizer.step()
@@ -129,6 +144,8 @@ def main():
         if rank == 0 and (step % 20 == 0 or step == args.steps - 1):
             print(f"step {step:4d}  loss {losses[-1]:.4f}  {times[-1] * 1e3:.1f} ms", flush=True)
 
+    if recorder is not None:
+        recorder.close()
     hashes = [None] * world
     dist.all_gather_object(hashes, parameter_hash(model))
     if rank == 0:
