@@ -17,5 +17,6 @@ void addRunCommand(CLI::App& app, const std::vector<std::string>& command, int* 
 void addDoctorCommand(CLI::App& app, const std::vector<std::string>& command, int* exit_code);
 void addBenchCommand(CLI::App& app, int* exit_code);
 void addAnalyzeCommand(CLI::App& app, int* exit_code);
+void addParityCommand(CLI::App& app, int* exit_code);
 
 }  // namespace halfwire::cli

@@ -60,12 +60,18 @@ int main(int argc, char** argv) {
 #ifdef HALFWIRE_HAVE_ANALYZE
       "  halfwire analyze trace.json.gz\n"
 #endif
+#ifdef HALFWIRE_HAVE_PARITY
+      "  halfwire parity baseline/ --candidate candidate/\n"
+#endif
       "Each subcommand has its own --help.");
   halfwire::cli::addRunCommand(app, command, &exit_code);
   halfwire::cli::addDoctorCommand(app, command, &exit_code);
   halfwire::cli::addBenchCommand(app, &exit_code);
 #ifdef HALFWIRE_HAVE_ANALYZE
   halfwire::cli::addAnalyzeCommand(app, &exit_code);
+#endif
+#ifdef HALFWIRE_HAVE_PARITY
+  halfwire::cli::addParityCommand(app, &exit_code);
 #endif
   try {
     app.parse(static_cast<int>(dashes - argv), argv);

@@ -1,0 +1,17 @@
+// From what a user names on a command line to runs.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "base/status.h"
+#include "parity/record.h"
+
+namespace halfwire::parity {
+
+// The runs that a path names: a folder of `rank<R>.jsonl`, one such file, a log of another tool (file or
+// folder of it), or a folder of such folders, by name with numbers in order. What cannot be understood is
+// kInvalidData.
+Result<std::vector<Run>> loadRuns(const std::string& path, const Progress& progress = {});
+
+}  // namespace halfwire::parity
