@@ -23,7 +23,8 @@ import time
 
 KIB, MIB = 1024, 1 << 20
 LINKS = {"direct": {}, "host": {"NCCL_P2P_DISABLE": "1"}}
-FLOORS = {"direct": 32 * MIB, "host": 4 * MIB}  # what the library does not compress below, by default
+FLOORS = {"direct": 64 * MIB, "host": 4 * MIB}  # what the library does not compress below, by default
+CHUNKS = {"direct": "256MiB", "host": "64MiB"}  # its chunks, by default
 
 parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
 parser.add_argument("build")
@@ -174,7 +175,7 @@ def measure():
                 for element, amounts in (("e4m3", "1MiB,4MiB,16MiB,32MiB,64MiB,128MiB,256MiB,1GiB"), ("int8", "64MiB")):
                     out = run(f"library-{op}-{element}", link, 300 if options.full else 90,
                               [f"{build}/bin/halfwire", "bench", "collective", "--engine", "nccl", "-n", "2", "--op", op,
-                               "--format", element, "--bytes", amounts, "--repeat", str(repeat), "--json"])
+                               "--format", element, "--bytes", amounts, "--chunk-bytes", CHUNKS[link], "--repeat", str(repeat), "--json"])
                     if out is not None:
                         data["library"] += [dict(r, link=link, format=element) for r in json.loads(out[out.index("{"):])["rows"]]
             save(data)

@@ -48,13 +48,13 @@ struct RunOptions {
       {"--comms", "HALFWIRE_COMMS", "WHICH",
        "on which communicators: world (the whole job), all, or size:N (default: world)"},
       {"--min-bytes", "HALFWIRE_MIN_BYTES", "SIZE",
-       "leave smaller messages exact (default: auto, 4MiB, and 32MiB where NVLink joins all ranks)"},
+       "leave smaller messages exact (default: auto, 4MiB, and 64MiB where NVLink joins all ranks)"},
       {"--chunk-bytes", "HALFWIRE_CHUNK_BYTES", "SIZE",
-       "bytes of a message that the scratch holds at a time (default: 64MiB)"},
+       "bytes of a message that the scratch holds at a time (default: auto, 64MiB, and 256MiB where NVLink "
+       "joins all "
+       "ranks)"},
       {"--overlap", "HALFWIRE_OVERLAP", "auto|on|off",
-       "codec of one pass beside the transfers of another (default: auto, on with the host engine, and over "
-       "NVLink "
-       "for messages beyond a chunk)"},
+       "codec of one pass beside the transfers of another (default: auto, on with the host engine)"},
       {"--address", "HALFWIRE_ADDRESS", "IP",
        "address of this machine that the other ranks reach (default: 127.0.0.1)"},
       {"--link", "HALFWIRE_HOST_LINK", "RATE",

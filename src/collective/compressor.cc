@@ -15,9 +15,9 @@ constexpr uint32_t kSlots = 4;
 constexpr uint64_t kPasses = 4;
 constexpr uint64_t kLeastPassBytes = 2ull << 20;
 
-uint32_t slots(const Compressor::Config& c) { return c.overlap == PassOverlap::kNever ? 1 : kSlots; }
+uint32_t slots(const Compressor::Config& c) { return c.overlap ? kSlots : 1; }
 
-// Of the user's buffer, the most that one slot takes.
+// Of the user's buffer, the most that one pass takes.
 uint64_t slotBytes(const Compressor::Config& c) { return c.chunk_bytes / slots(c); }
 
 uint64_t elementsOf(uint64_t bytes, const Compressor::Config& c, DataType type) {
@@ -51,13 +51,12 @@ uint64_t passElements(const Compressor::Config& c, CollectiveOp op, DataType typ
   return std::max<uint64_t>(chunk / c.ranks / c.format.block * c.format.block, c.format.block);
 }
 
-// The most scratch that a pass of `pass_bytes` takes.
-uint64_t largestFootprint(const Compressor::Config& c, uint64_t pass_bytes) {
+uint64_t slotFootprint(const Compressor::Config& c) {
   uint64_t bytes = 0;
   for (const CollectiveOp op :
        {CollectiveOp::kAllReduce, CollectiveOp::kReduceScatter, CollectiveOp::kAllGather}) {
     const bool one_shot = op == CollectiveOp::kAllReduce && c.ranks == 2;
-    const uint64_t elements = passElements(c, op, DataType::kBf16, pass_bytes);
+    const uint64_t elements = passElements(c, op, DataType::kBf16, slotBytes(c));
     bytes = std::max(bytes, footprint(c, op, one_shot, elements).total());
   }
   return bytes;
@@ -70,11 +69,7 @@ ncclResult_t fail(const Status& status, std::string* error) {
 
 }  // namespace
 
-uint64_t Compressor::scratchBytes(const Config& c) {
-  const uint64_t in_slots = largestFootprint(c, slotBytes(c)) * slots(c);
-  return c.overlap == PassOverlap::kBeyondChunk ? std::max(in_slots, largestFootprint(c, c.chunk_bytes))
-                                                : in_slots;
-}
+uint64_t Compressor::scratchBytes(const Config& c) { return slotFootprint(c) * slots(c); }
 
 Result<std::unique_ptr<Compressor>> Compressor::create(const NcclApi* api, Device* device,
                                                        const Config& config) {
@@ -86,11 +81,22 @@ Result<std::unique_ptr<Compressor>> Compressor::create(const NcclApi* api, Devic
   void* scratch = nullptr;
   if (Status s = device->allocate(scratchBytes(config), &scratch); !s.ok()) return s;
   c->scratch_ = static_cast<char*>(scratch);
-  if (config.overlap == PassOverlap::kNever) return c;
+  c->scratch_held_ = scratchBytes(config);
+  if (!config.overlap) return c;
   if (Status s = device->createStream(&c->transfers_); !s.ok()) return s;
   if (Status s = device->createEvent(&c->ready_); !s.ok()) return s;
   if (Status s = device->createEvent(&c->moved_); !s.ok()) return s;
   return c;
+}
+
+void Compressor::useChunks(uint64_t chunk_bytes) {
+  if (chunk_bytes >= config_.chunk_bytes) return;
+  config_.chunk_bytes = chunk_bytes;
+  void* scratch = nullptr;
+  if (!device_->allocate(scratchBytes(config_), &scratch).ok()) return;
+  device_->release(scratch_);
+  scratch_ = static_cast<char*>(scratch);
+  scratch_held_ = scratchBytes(config_);
 }
 
 Compressor::~Compressor() {
@@ -123,44 +129,28 @@ uint64_t Compressor::bytesOf(const CompressedCall& call, uint64_t elements) cons
 
 // The longest pass of a message, in bytes.
 uint64_t Compressor::passBytes(uint64_t message) const {
-  switch (config_.overlap) {
-    case PassOverlap::kNever:
-      break;
-    case PassOverlap::kBeyondChunk:
-      return message <= config_.chunk_bytes ? config_.chunk_bytes : slotBytes(config_);
-    case PassOverlap::kAlways:
-      return std::min(slotBytes(config_), std::max((message + kPasses - 1) / kPasses, kLeastPassBytes));
-  }
-  return config_.chunk_bytes;
+  if (!config_.overlap) return slotBytes(config_);
+  return std::min(slotBytes(config_), std::max((message + kPasses - 1) / kPasses, kLeastPassBytes));
 }
 
 bool Compressor::overlaps(const CompressedCall& call) const {
   const uint64_t bytes = bytesOf(call, call.count);
-  return config_.overlap != PassOverlap::kNever && bytes > passBytes(bytes);
+  return config_.overlap && bytes > passBytes(bytes);
 }
 
-// Cuts the calls into passes and the passes into batches that fit a slot of the scratch, or all of it where
-// batches do not overlap. How a call is cut follows from its operation, type and count alone: a rank may call
-// in a group what another calls by itself.
-Compressor::Plan Compressor::plan(std::span<const CompressedCall> calls) const {
+// Cuts the calls into passes and the passes into batches that fit a slot of the scratch. How a call is cut
+// follows from its operation, type and count alone: a rank may call in a group what another calls by itself.
+std::vector<std::vector<Compressor::Piece>> Compressor::plan(std::span<const CompressedCall> calls) const {
   uint64_t total = 0;
-  bool all_overlap = true;
-  for (const CompressedCall& call : calls) {
-    total += bytesOf(call, call.count);
-    all_overlap = all_overlap && overlaps(call);
-  }
+  for (const CompressedCall& call : calls) total += bytesOf(call, call.count);
+  const uint64_t slot = slotFootprint(config_);
   const uint64_t batch_limit = passBytes(total);
-  Plan plan;
-  plan.batches.resize(1);
-  plan.overlapped = config_.overlap == PassOverlap::kAlways
-                        ? total > batch_limit
-                        : config_.overlap == PassOverlap::kBeyondChunk && all_overlap;
-  const uint32_t slots_used = plan.overlapped ? slots(config_) : 1;
-  const uint64_t slot = scratchBytes(config_) / slots_used / kRegionAlignment * kRegionAlignment;
+  const bool overlapped = config_.overlap && total > batch_limit;
+  std::vector<std::vector<Piece>> batches(1);
   uint64_t used = 0;
   uint64_t batch_bytes = 0;
   const auto next = [&] {
-    plan.batches.emplace_back();
+    batches.emplace_back();
     used = 0;
     batch_bytes = 0;
   };
@@ -173,19 +163,16 @@ Compressor::Plan Compressor::plan(std::span<const CompressedCall> calls) const {
       const uint64_t pass = passElements(config_, call.op, call.type, half ? longest / 2 : longest);
       const uint64_t elements = std::min(pass, call.count - offset);
       const Footprint f = footprint(config_, call.op, oneShot(call), elements);
-      const bool full =
-          plan.overlapped && batch_bytes >= (plan.batches.size() == 1 ? batch_limit / 2 : batch_limit);
+      const bool full = overlapped && batch_bytes >= (batches.size() == 1 ? batch_limit / 2 : batch_limit);
       if (used + f.total() > slot || full) next();
-      const uint64_t start = (plan.batches.size() - 1) % slots_used * slot + used;
-      plan.batches.back().push_back({i, offset, elements, f.shard, f.packet, start, start + f.outgoing});
+      const uint64_t start = (batches.size() - 1) % slots(config_) * slot + used;
+      batches.back().push_back({i, offset, elements, f.shard, f.packet, start, start + f.outgoing});
       used += f.total();
       batch_bytes += bytesOf(call, elements);
       offset += elements;
     }
   }
-  // A single batch has nothing to overlap with.
-  if (plan.batches.size() == 1) plan.overlapped = false;
-  return plan;
+  return batches;
 }
 
 Status Compressor::quantize(const CompressedCall& call, const Piece& p, StreamHandle stream) {
@@ -368,12 +355,13 @@ class Schedule {
       run.main = turn.calls.front().stream;
       for (const CompressedCall& call : turn.calls) addStream(call.stream, &run);
       for (const StreamHandle stream : turn.streams) addStream(stream, &run);
-      run.plan = run.c->plan(turn.calls);
+      run.batches = run.c->plan(turn.calls);
       turn.stats.assign(turn.calls.size(), {});
-      batches_ = std::max(batches_, run.plan.batches.size());
-      overlapped_ = overlapped_ && run.plan.overlapped;
+      batches_ = std::max(batches_, run.batches.size());
       runs_.push_back(std::move(run));
     }
+    // A single batch has nothing to overlap with.
+    overlapped_ = batches_ > 1 && runs_.front().c->config_.overlap;
     for (Run& run : runs_) run.transfers = overlapped_ ? run.c->transfers_ : run.main;
   }
 
@@ -397,7 +385,7 @@ class Schedule {
     StreamHandle main = nullptr;       // of the codec
     StreamHandle transfers = nullptr;  // the same stream unless passes overlap
     std::vector<StreamHandle> others;
-    Compressor::Plan plan;
+    std::vector<std::vector<Compressor::Piece>> batches;
   };
   using Member = ncclResult_t (Compressor::*)(const CompressedCall&, const Compressor::Piece&, StreamHandle,
                                               CallStats*);
@@ -438,8 +426,8 @@ class Schedule {
   template <class Work>
   void eachPiece(size_t batch, Wants wants, Work work) {
     for (Run& run : runs_) {
-      if (batch >= run.plan.batches.size()) continue;
-      for (const Compressor::Piece& piece : run.plan.batches[batch]) {
+      if (batch >= run.batches.size()) continue;
+      for (const Compressor::Piece& piece : run.batches[batch]) {
         const CompressedCall& call = run.turn->calls[piece.call];
         if (wants(*run.c, call)) work(run, call, piece);
       }
@@ -529,7 +517,7 @@ class Schedule {
   std::string* error_;
   std::vector<Run> runs_;
   size_t batches_ = 0;
-  bool overlapped_ = true;
+  bool overlapped_ = false;
   ncclResult_t result_ = ncclSuccess;
 };
 

@@ -22,13 +22,6 @@
 
 namespace halfwire {
 
-// Which messages overlap their passes.
-enum class PassOverlap : uint8_t {
-  kNever,
-  kBeyondChunk,  // those that the scratch does not hold at once
-  kAlways,       // all that are worth cutting
-};
-
 // One call to compress. `count` is as passed to NCCL (per rank for ReduceScatter and AllGather).
 struct CompressedCall {
   CollectiveOp op = CollectiveOp::kAllReduce;  // kAllReduce, kReduceScatter or kAllGather
@@ -65,8 +58,8 @@ class Compressor {
     uint32_t rank = 0;
     uint32_t ranks = 0;
     WireFormat format;
-    uint64_t chunk_bytes = 64ull << 20;         // of the user's buffer, that the scratch holds at a time
-    PassOverlap overlap = PassOverlap::kNever;  // equal on all ranks
+    uint64_t chunk_bytes = 64ull << 20;  // of the user's buffer, that the scratch holds at a time
+    bool overlap = false;                // equal on all ranks
   };
 
   // Allocates the scratch; nothing is allocated later. `api` and `device` must outlive the compressor.
@@ -83,10 +76,12 @@ class Compressor {
 
   static uint64_t scratchBytes(const Config& config);
 
-  // Gives up overlapping, where the ranks agree so after the compressor was made. Before the first call.
-  void overlapNothing() { config_.overlap = PassOverlap::kNever; }
-
+  // Takes a scratch for smaller chunks instead, where the ranks agree so after the compressor was made.
+  // Before the first call. The larger scratch stays if there is no memory for the smaller one beside it.
+  void useChunks(uint64_t chunk_bytes);
   const Config& config() const { return config_; }
+  // Bytes of scratch this compressor holds.
+  uint64_t scratchHeld() const { return scratch_held_; }
 
   // A call's share of one pass through the scratch.
   struct Piece {
@@ -99,12 +94,6 @@ class Compressor {
     uint64_t incoming = 0;  // scratch offset of the packets received
   };
 
-  // How calls go through the scratch: batches of pieces that fit it together, and whether they overlap.
-  struct Plan {
-    std::vector<std::vector<Piece>> batches;
-    bool overlapped = false;
-  };
-
  private:
   friend class Schedule;
   friend ncclResult_t connectPeers(std::span<Compressor* const> members, CallGate& gate, std::string* error);
@@ -114,7 +103,7 @@ class Compressor {
   uint64_t bytesOf(const CompressedCall& call, uint64_t elements) const;
   uint64_t passBytes(uint64_t message) const;
   bool overlaps(const CompressedCall& call) const;
-  Plan plan(std::span<const CompressedCall> calls) const;
+  std::vector<std::vector<Piece>> plan(std::span<const CompressedCall> calls) const;
   uint64_t shardLength(const Piece& piece, uint32_t shard) const;
   Status quantize(const CompressedCall& call, const Piece& piece, StreamHandle stream);
   Status reduce(const CompressedCall& call, const Piece& piece, StreamHandle stream);
@@ -130,6 +119,7 @@ class Compressor {
   Device* device_ = nullptr;
   Config config_;
   char* scratch_ = nullptr;
+  uint64_t scratch_held_ = 0;
   EventHandle last_use_ = nullptr;
   StreamHandle last_stream_ = nullptr;
   bool used_ = false;

@@ -15,6 +15,7 @@ namespace {
 class ImmediateDevice final : public Device {
  public:
   Status allocate(size_t bytes, void** out) override {
+    if (full) return Status(StatusCode::kOutOfMemory, "full");
     *out = std::aligned_alloc(256, roundUp(bytes, 256));
     std::memset(*out, 0xa5, bytes);  // reads of what nobody wrote must show
     return {};
@@ -45,6 +46,7 @@ class ImmediateDevice final : public Device {
   const char* codecName() const override { return "test"; }
   size_t freeBytes() override { return 0; }
   int events = 0;
+  bool full = false;
   std::vector<std::pair<char, StreamHandle>> log;
 };
 
@@ -361,6 +363,28 @@ TEST(Compressor, ConnectingReachesEveryPairAndGathers) {
   EXPECT_EQ(wire.groups, 2);
   EXPECT_GE(wire.bytes, 2u * 4 * 3);
   EXPECT_FALSE(wire.broken);
+}
+
+TEST(Compressor, SmallerChunksTakeASmallerScratchIfThereIsRoomForIt) {
+  for (const bool full : {false, true}) {
+    World world(2, {}, 4u << 20);
+    const uint64_t large = world.members[0]->scratchHeld();
+    world.device.full = full;
+    for (const auto& m : world.members) {
+      m->useChunks(1u << 20);
+      EXPECT_EQ(m->config().chunk_bytes, 1u << 20);
+      EXPECT_EQ(m->scratchHeld(), full ? large : Compressor::scratchBytes(m->config()));
+      m->useChunks(8u << 20);
+      EXPECT_EQ(m->config().chunk_bytes, 1u << 20);
+    }
+    EXPECT_LT(Compressor::scratchBytes(world.members[0]->config()), large / 3);
+    std::vector<float> a(1u << 20, 1.0f), b(1u << 20, 2.0f);
+    world.run({{{CollectiveOp::kAllReduce, a.data(), a.data(), a.size(), DataType::kFp32, false}},
+               {{CollectiveOp::kAllReduce, b.data(), b.data(), b.size(), DataType::kFp32, false}}});
+    EXPECT_EQ(wire.groups, 2);  // four passes, two of which fill the scratch: fp32 has half the elements
+    EXPECT_EQ(a.front(), 3.0f);
+    EXPECT_EQ(b.back(), 3.0f);
+  }
 }
 
 TEST(Compressor, ScratchIsBoundedWhateverTheMessage) {

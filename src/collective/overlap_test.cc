@@ -1,7 +1,7 @@
 // Passes that overlap, under every order of events that the streams allow: all ranks of a communicator in one
 // thread, every stream a queue, whose heads a seeded generator runs in turn. A stream goes on when what it
-// waits for has happened, a real group when every rank's transfer stream has come to it. A wait that is
-// missing shows as a result of the wrong bits in some order, one too many as queues that never empty.
+// waits for has happened, a real group when every rank's transfer stream has come to it. A wait that is missing
+// shows as a result of the wrong bits in some order, one too many as queues that never empty.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -140,9 +140,8 @@ void move(const std::map<int, std::shared_ptr<Transfers>>& group) {
     for (const auto& send : sender->sends) {
       size_t skip = taken[send.peer]++;
       const Transfers& receiver = *group.at(send.peer);
-      const auto slot =
-          std::find_if(receiver.recvs.begin(), receiver.recvs.end(),
-                       [&, from = from](const auto& r) { return r.peer == from && skip-- == 0; });
+      const auto slot = std::find_if(receiver.recvs.begin(), receiver.recvs.end(),
+                                     [&, from = from](const auto& r) { return r.peer == from && skip-- == 0; });
       ASSERT_NE(slot, receiver.recvs.end());
       ASSERT_EQ(slot->bytes, send.bytes);
       std::memcpy(slot->at, send.at, send.bytes);
@@ -208,9 +207,9 @@ struct OpenGate final : CallGate {
 
 constexpr uint32_t kMostRanks = 4;
 
-// What every rank has after a program of three turns, one after the other on the same stream and then on
-// another, so that a turn meets the scratch of the one before.
-std::vector<std::vector<float>> results(uint32_t ranks, PassOverlap overlap, uint32_t seed, uint64_t chunk) {
+// What every rank has after a program of three turns, one after the other on the same stream and then on another,
+// so that a turn meets the scratch of the one before.
+std::vector<std::vector<float>> results(uint32_t ranks, bool overlap, uint32_t seed, uint64_t chunk) {
   Machine machine;
   machine.random.seed(seed);
   QueuedDevice device(&machine);
@@ -240,19 +239,13 @@ std::vector<std::vector<float>> results(uint32_t ranks, PassOverlap overlap, uin
     std::vector<std::vector<CompressedCall>> calls(ranks);
     std::vector<CompressedTurn> turns;
     for (uint32_t r = 0; r < ranks; ++r) {
-      const auto stream =
-          reinterpret_cast<StreamHandle>(static_cast<uintptr_t>(0x100 * (r + 1) + (turn == 2)));
-      CompressedCall reduce{
-          CollectiveOp::kAllReduce, reduced[r].data(), reduced[r].data(), count, DataType::kFp32, true};
-      CompressedCall scatter{CollectiveOp::kReduceScatter,
-                             reduced[r].data(),
-                             scattered[r].data(),
-                             count / ranks,
-                             DataType::kFp32,
-                             false};
-      CompressedCall gather{CollectiveOp::kAllGather, scattered[r].data(),
-                            gathered[r].data(),       count / ranks,
-                            DataType::kFp32,          false};
+      const auto stream = reinterpret_cast<StreamHandle>(static_cast<uintptr_t>(0x100 * (r + 1) + (turn == 2)));
+      CompressedCall reduce{CollectiveOp::kAllReduce, reduced[r].data(), reduced[r].data(), count,
+                            DataType::kFp32, true};
+      CompressedCall scatter{CollectiveOp::kReduceScatter, reduced[r].data(), scattered[r].data(),
+                             count / ranks, DataType::kFp32, false};
+      CompressedCall gather{CollectiveOp::kAllGather, scattered[r].data(), gathered[r].data(), count / ranks,
+                            DataType::kFp32, false};
       calls[r] = turn == 0   ? std::vector{reduce}
                  : turn == 1 ? std::vector{scatter}
                              : std::vector{gather, reduce};
@@ -282,14 +275,12 @@ std::vector<std::vector<float>> results(uint32_t ranks, PassOverlap overlap, uin
   return all;
 }
 
-class OverlapBits : public testing::TestWithParam<PassOverlap> {};
-
-TEST_P(OverlapBits, EveryOrderOfEventsGivesTheBitsOfNoOverlap) {
+TEST(Overlap, EveryOrderOfEventsGivesTheBitsOfNoOverlap) {
   for (uint32_t ranks = 2; ranks <= kMostRanks; ++ranks) {
-    for (const uint64_t chunk : {6144ull, 24576ull, 65536ull}) {
-      const auto want = results(ranks, PassOverlap::kNever, 1, chunk);
+    for (const uint64_t chunk : {6144ull, 24576ull}) {
+      const auto want = results(ranks, false, 1, chunk);
       for (uint32_t seed = 1; seed <= 60; ++seed) {
-        const auto got = results(ranks, GetParam(), seed, chunk);
+        const auto got = results(ranks, true, seed, chunk);
         ASSERT_EQ(got.size(), want.size());
         for (size_t i = 0; i < got.size(); ++i) {
           ASSERT_EQ(std::memcmp(got[i].data(), want[i].data(), want[i].size() * 4), 0)
@@ -300,51 +291,41 @@ TEST_P(OverlapBits, EveryOrderOfEventsGivesTheBitsOfNoOverlap) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Overlap, OverlapBits,
-                         testing::Values(PassOverlap::kBeyondChunk, PassOverlap::kAlways));
-
 TEST(Overlap, ScratchStaysWithinItsBound) {
   for (const uint32_t ranks : {2u, 3u, 8u, 64u}) {
-    Compressor::Config config{nullptr, 0, ranks, {}, 64u << 20};
+    Compressor::Config config{nullptr, 0, ranks, {}, 64u << 20, false};
     const uint64_t whole = Compressor::scratchBytes(config);
-    for (const PassOverlap overlap : {PassOverlap::kBeyondChunk, PassOverlap::kAlways}) {
-      config.overlap = overlap;
-      EXPECT_LE(Compressor::scratchBytes(config), whole + whole / 100 + (1u << 20)) << ranks;
-    }
+    config.overlap = true;
+    EXPECT_LE(Compressor::scratchBytes(config), whole + whole / 100 + (1u << 20)) << ranks;
   }
 }
 
 // A message of many passes is in flight in two streams; a short one pays for no second stream and no events.
-uint32_t streamsOf(PassOverlap overlap, uint64_t chunk, uint64_t count) {
+TEST(Overlap, ShortMessagesStayOnTheProgramsStream) {
   Machine machine;
   QueuedDevice device(&machine);
   fabric = {};
   fabric.machine = &machine;
   const NcclApi api = queuedApi();
-  auto made = Compressor::create(&api, &device,
-                                 {reinterpret_cast<ncclComm_t>(intptr_t{1}), 0, 4, {}, chunk, overlap});
-  EXPECT_TRUE(made.ok());
-  machine.streams.clear();
-  std::vector<float> buffer(count);
-  CompressedCall call{CollectiveOp::kAllReduce, buffer.data(), buffer.data(), count, DataType::kFp32, false};
-  call.stream = &machine;
-  CompressedTurn turn;
-  turn.compressor = made.value().get();
-  turn.calls = {&call, 1};
-  OpenGate gate;
-  std::string error;
-  EXPECT_EQ(runCompressed({&turn, 1}, gate, &error), ncclSuccess) << error;
-  const auto used = static_cast<uint32_t>(machine.streams.size());
-  machine.streams.clear();
-  return used;
-}
-
-TEST(Overlap, ShortMessagesStayOnTheProgramsStream) {
-  EXPECT_EQ(streamsOf(PassOverlap::kAlways, 64u << 20, 1000), 1u);
-  EXPECT_EQ(streamsOf(PassOverlap::kAlways, 64u << 20, 1u << 20), 2u);
-  EXPECT_EQ(streamsOf(PassOverlap::kBeyondChunk, 1u << 20, 1u << 18), 1u);
-  EXPECT_EQ(streamsOf(PassOverlap::kBeyondChunk, 1u << 20, (1u << 18) + 1), 2u);
-  EXPECT_EQ(streamsOf(PassOverlap::kNever, 1u << 20, (1u << 18) + 1), 1u);
+  auto made = Compressor::create(&api, &device, {reinterpret_cast<ncclComm_t>(intptr_t{1}), 0, 4, {}, 64u << 20, true});
+  ASSERT_TRUE(made.ok());
+  const auto streamsOf = [&](uint64_t count) {
+    machine.streams.clear();
+    std::vector<float> buffer(count);
+    CompressedCall call{CollectiveOp::kAllReduce, buffer.data(), buffer.data(), count, DataType::kFp32, false};
+    call.stream = &machine;
+    CompressedTurn turn;
+    turn.compressor = made.value().get();
+    turn.calls = {&call, 1};
+    OpenGate gate;
+    std::string error;
+    EXPECT_EQ(runCompressed({&turn, 1}, gate, &error), ncclSuccess) << error;
+    const size_t used = machine.streams.size();
+    machine.streams.clear();
+    return used;
+  };
+  EXPECT_EQ(streamsOf(1000), 1u);
+  EXPECT_EQ(streamsOf(1u << 20), 2u);
 }
 
 }  // namespace

@@ -53,13 +53,10 @@ Status makeCompressor(const NewCommunicator& n, std::shared_ptr<Device>* device,
   config.rank = n.rank;
   config.ranks = n.ranks;
   config.format = settings().format;
-  config.chunk_bytes = settings().chunk_bytes;
-  if (settings().overlap == Overlap::kOn ||
-      (settings().overlap == Overlap::kAuto && (*device)->overlapsPasses())) {
-    config.overlap = PassOverlap::kAlways;
-  } else if (settings().overlap == Overlap::kAuto && (*device)->nvlinkDomain() != 0) {
-    config.overlap = PassOverlap::kBeyondChunk;  // until the ranks have met
-  }
+  // Until the ranks have met, whoever has NVLink takes what it may need with it.
+  config.chunk_bytes = linkDefaults(settings(), (*device)->nvlinkDomain() != 0).chunk_bytes;
+  config.overlap = settings().overlap == Overlap::kOn ||
+                   (settings().overlap == Overlap::kAuto && (*device)->overlapsPasses());
   auto made = Compressor::create(&n.real->api, device->get(), config);
   if (!made.ok()) return made.status();
   *out = std::move(made).value();
@@ -97,7 +94,7 @@ std::unique_ptr<Communicator> makeState(Pending& p) {
   c->agreement.settings = settings();
   c->agreement.ranks = n.ranks;
   c->agreement.comm = p.verdict.reason;
-  c->agreement.floor_bytes = floorBytes(settings(), p.verdict.nvlink);
+  c->agreement.floor_bytes = linkDefaults(settings(), p.verdict.nvlink).floor_bytes;
   c->device = std::move(p.device);
   c->compressor = std::move(p.compressor);
   return c;
@@ -175,11 +172,11 @@ void conclude(Pending& p, const std::vector<Pending>& all) {
 // What the link between the ranks changes, once they have met.
 void useLink(Pending& p) {
   if (p.compressor == nullptr) return;
-  if (!p.verdict.nvlink) {
-    if (p.compressor->config().overlap == PassOverlap::kBeyondChunk) p.compressor->overlapNothing();
-    return;
-  }
-  p.verdict.note = fmt::format("NVLink joins the ranks: from {}", formatBytes(floorBytes(settings(), true)));
+  const LinkDefaults link = linkDefaults(settings(), p.verdict.nvlink);
+  p.compressor->useChunks(link.chunk_bytes);
+  if (p.verdict.nvlink)
+    p.verdict.note = fmt::format("NVLink joins the ranks: from {}, chunks of {}",
+                                 formatBytes(link.floor_bytes), formatBytes(link.chunk_bytes));
 }
 
 class OpenGate final : public CallGate {
@@ -292,7 +289,10 @@ ncclResult_t finishCommunicators(std::vector<NewCommunicator>& communicators, nc
     learnSize(&n);
     pending.push_back(prepare(n));
   }
-  for (Pending& p : pending) conclude(p, pending);
+  for (Pending& p : pending) {
+    conclude(p, pending);
+    if (p.verdict.status.ok() && p.verdict.reason == Reason::kCompressed) useLink(p);
+  }
 
   uint64_t connection_bytes = 0;
   const Status connected = connect(pending, &connection_bytes);
@@ -309,7 +309,6 @@ ncclResult_t finishCommunicators(std::vector<NewCommunicator>& communicators, nc
       result = refuse(ncclInvalidUsage, p.verdict.status.message());
       continue;
     }
-    useLink(p);
     const uint64_t bytes = p.compressor != nullptr ? connection_bytes : 0;
     Registry::get().add(makeState(p), p.verdict.note, bytes);
   }

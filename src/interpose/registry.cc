@@ -129,7 +129,7 @@ void Registry::add(std::unique_ptr<Communicator> c, const std::string& note, uin
       slot->rank = c->rank;
       slot->ranks = c->ranks;
       slot->reason = static_cast<uint32_t>(c->agreement.comm);
-      slot->scratch_bytes = c->compresses() ? Compressor::scratchBytes(c->compressor->config()) : 0;
+      slot->scratch_bytes = c->compresses() ? c->compressor->scratchHeld() : 0;
       slot->connection_bytes = connection_bytes;
       RunLog::setText(slot->note, note);
       slot->used.store(1, std::memory_order_release);

@@ -87,8 +87,9 @@ const char* dataTypeName(ncclDataType_t type) {
   return type >= 0 && type < ncclNumTypes ? kNames[type] : "unknown";
 }
 
-uint64_t floorBytes(const Settings& settings, bool nvlink) {
-  return settings.min_bytes.value_or(nvlink ? kFloorBytesNvlink : kFloorBytes);
+LinkDefaults linkDefaults(const Settings& settings, bool nvlink) {
+  const LinkDefaults& link = nvlink ? kNvlink : kOtherLink;
+  return {settings.min_bytes.value_or(link.floor_bytes), settings.chunk_bytes.value_or(link.chunk_bytes)};
 }
 
 Reason decideCommunicator(const Settings& s, uint32_t ranks) {

@@ -52,20 +52,26 @@ const char* reasonText(Reason reason);
 const char* opName(CollectiveOp op);            // "AllReduce"
 const char* dataTypeName(ncclDataType_t type);  // "bf16"
 
-// Message size from which compression pays, where the user names none: below, the codec and its launches cost
-// more than the bytes saved. Measured in docs/benchmarks.md and docs/benchmarks-two-gpus.md.
-inline constexpr uint64_t kFloorBytes = 4ull << 20;
-inline constexpr uint64_t kFloorBytesNvlink = 32ull << 20;
+// What goes by the link between the ranks where the user names no value. The floor is the message size from
+// which compression pays: below, the codec and its launches cost more than the bytes saved. Chunks are larger
+// over NVLink, where cutting a message costs its packets more than it costs slower links. Measured in
+// docs/benchmarks.md and docs/benchmarks-two-gpus.md.
+struct LinkDefaults {
+  uint64_t floor_bytes;
+  uint64_t chunk_bytes;
+};
+inline constexpr LinkDefaults kOtherLink{4ull << 20, 64ull << 20};
+inline constexpr LinkDefaults kNvlink{64ull << 20, 256ull << 20};
 
-// The floor of a communicator: the user's, or by whether NVLink joins all its ranks.
-uint64_t floorBytes(const Settings& settings, bool nvlink);
+// The user's values, or those of the link: `nvlink` where NVLink joins all ranks.
+LinkDefaults linkDefaults(const Settings& settings, bool nvlink);
 
 // What all ranks of a communicator agreed on when it was made.
 struct Agreement {
   Settings settings;
   uint32_t ranks = 0;
-  Reason comm = Reason::kModeOff;      // kCompressed if the communicator compresses at all
-  uint64_t floor_bytes = kFloorBytes;  // smaller messages stay exact
+  Reason comm = Reason::kModeOff;                 // kCompressed if the communicator compresses at all
+  uint64_t floor_bytes = kOtherLink.floor_bytes;  // smaller messages stay exact
 };
 
 // The reduction operator's class; created operators are PreMulSum.

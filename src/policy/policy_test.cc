@@ -26,8 +26,9 @@ TEST(Settings, DefaultsAreOff) {
   ASSERT_TRUE(s.ok());
   EXPECT_EQ(s.value().mode, Mode::kOff);
   EXPECT_FALSE(s.value().min_bytes.has_value());
-  EXPECT_EQ(floorBytes(s.value(), false), 4u << 20);
-  EXPECT_EQ(floorBytes(s.value(), true), 32u << 20);
+  EXPECT_EQ(linkDefaults(s.value(), false).floor_bytes, 4u << 20);
+  EXPECT_EQ(linkDefaults(s.value(), true).floor_bytes, 64u << 20);
+  EXPECT_EQ(linkDefaults(s.value(), true).chunk_bytes, 256u << 20);
   EXPECT_EQ(s.value().format, WireFormat{});
 }
 
@@ -78,7 +79,7 @@ Agreement agreement(uint32_t ranks, std::map<std::string, std::string> variables
   a.settings = read(variables).value();
   a.ranks = ranks;
   a.comm = decideCommunicator(a.settings, ranks);
-  a.floor_bytes = floorBytes(a.settings, false);
+  a.floor_bytes = linkDefaults(a.settings, false).floor_bytes;
   return a;
 }
 

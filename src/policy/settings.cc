@@ -134,10 +134,9 @@ Result<Settings> readSettings(const std::function<const char*(const char*)>& loo
   }
   if (const std::string_view chunk = text("HALFWIRE_CHUNK_BYTES"); !chunk.empty()) {
     const auto bytes = parseBytes(chunk);
-    if (!bytes.ok() || bytes.value() < 1024 || bytes.value() > (4ull << 30)) {
-      return invalid("HALFWIRE_CHUNK_BYTES", chunk, "a size from 1KiB to 4GiB");
-    }
-    s.chunk_bytes = bytes.value();
+    if (chunk != "auto" && (!bytes.ok() || bytes.value() < 1024 || bytes.value() > (4ull << 30)))
+      return invalid("HALFWIRE_CHUNK_BYTES", chunk, "auto or a size from 1KiB to 4GiB");
+    if (bytes.ok()) s.chunk_bytes = bytes.value();
   }
   const std::string_view overlap = text("HALFWIRE_OVERLAP");
   if (overlap == "on") {
@@ -172,8 +171,8 @@ uint64_t settingsDigest(const Settings& s) {
        {static_cast<uint64_t>(s.mode), static_cast<uint64_t>(s.format.element),
         static_cast<uint64_t>(s.format.scale), static_cast<uint64_t>(s.format.block),
         static_cast<uint64_t>(s.ops), static_cast<uint64_t>(s.comms), static_cast<uint64_t>(s.comm_size),
-        static_cast<uint64_t>(s.world_size), s.min_bytes.value_or(UINT64_MAX), s.chunk_bytes,
-        static_cast<uint64_t>(s.overlap)}) {
+        static_cast<uint64_t>(s.world_size), s.min_bytes.value_or(UINT64_MAX),
+        s.chunk_bytes.value_or(UINT64_MAX), static_cast<uint64_t>(s.overlap)}) {
     hash = mix(hash, value);
   }
   return hash;
@@ -194,7 +193,7 @@ std::string describeSettings(const Settings& s) {
   return fmt::format("wire {}/{}/{}, {}, communicators {}, from {}, chunks of {}",
                      elementFormatName(s.format.element), s.format.block, scaleFormatName(s.format.scale),
                      ops, comms, s.min_bytes ? formatBytes(*s.min_bytes) : "auto",
-                     formatBytes(s.chunk_bytes));
+                     s.chunk_bytes ? formatBytes(*s.chunk_bytes) : "auto");
 }
 
 const char* elementFormatName(ElementFormat format) {

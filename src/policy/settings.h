@@ -30,7 +30,7 @@ enum class CommScope : uint8_t {
 
 // Whether the passes of a message overlap: the codec of one with the transfers of another.
 enum class Overlap : uint8_t {
-  kAuto = 0,  // where it was measured to gain: on the host engine, and over NVLink beyond a chunk
+  kAuto = 0,  // where the codec takes long next to the links: on the host engine
   kOn = 1,
   kOff = 2,
 };
@@ -41,9 +41,10 @@ struct Settings {
   uint32_t ops = static_cast<uint32_t>(OpBit::kAllReduce) | static_cast<uint32_t>(OpBit::kReduceScatter);
   CommScope comms = CommScope::kWorld;
   int32_t comm_size = 0;
-  int32_t world_size = 0;              // ranks of the job, 0 if the launcher did not say
-  std::optional<uint64_t> min_bytes;   // nothing: by the link between the ranks, policy.h's floorBytes
-  uint64_t chunk_bytes = 64ull << 20;  // bytes of the user's buffer that the scratch holds at a time
+  int32_t world_size = 0;             // ranks of the job, 0 if the launcher did not say
+  std::optional<uint64_t> min_bytes;  // nothing: by the link between the ranks, policy.h's linkDefaults
+  // Bytes of the user's buffer that the scratch holds at a time; nothing: by the link.
+  std::optional<uint64_t> chunk_bytes;
   Overlap overlap = Overlap::kAuto;
   std::string log_dir;  // HALFWIRE_LOG_DIR: where this process writes its counters; empty for nowhere
   std::string address = "127.0.0.1";  // HALFWIRE_ADDRESS: IPv4 address on which ranks of a communicator meet
