@@ -167,7 +167,8 @@ void addParityCommand(CLI::App& app, int* exit_code) {
       ->add_option(
           "RUN", options->baseline,
           "Runs of the baseline, or runs to check alone: folders of rank<R>.jsonl, TensorBoard event files, "
-          "trainer_state.json, CSV, Megatron-style logs, or folders of these")
+          "trainer_state.json, CSV, Megatron-style logs, or folders of these; "
+          "FIRST+SECOND is one run in two parts, the second a resume")
       ->required();
   command->add_option("--candidate", options->candidate, "Runs to compare with the baseline");
   command->add_option("--noise", options->noise,

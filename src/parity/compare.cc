@@ -240,8 +240,9 @@ class Comparing {
     withinRuns(&d);
     noiseFloor();
     estimate(&d);
-    findBiasGrows(baseline_.counted, candidate_.counted, r, c_.noise, d.margin,
-                  c_.paired == candidate_.subjects.size(), &compared_);
+    std::vector<const Subject*> partners(pairs_);
+    if (c_.paired != partners.size()) partners.clear();
+    findBiasGrows(baseline_.counted, candidate_.counted, partners, r, c_.noise, d.margin, &compared_);
     c_.difference = d;
     return std::nullopt;
   }
@@ -409,14 +410,22 @@ class Comparing {
     } else {
       const bool known = c_.noise.df > 0 && c_.noise.sd > 0;
       const double sd = known ? c_.noise.sd : d->within_run.value_or(0);
-      c_.runs_needed = runsNeeded(sd, d->margin);
+      planRuns(sd, *d);
       c_.runs_needed_is_least = !known;
       return;
     }
     d->interval90 = confidence(e, 2 * kConfidence - 1);
     d->interval99 = confidence(e, kDifferentConfidence);
     d->p = equivalenceP(e, d->margin);
-    c_.runs_needed = runsNeeded(c_.noise.sd, d->margin);
+    // Of one run of two whose difference is what is measured.
+    const bool paired = d->method == Difference::Method::kPaired;
+    planRuns(paired ? e.standard_error * std::sqrt(static_cast<double>(nc) / 2) : c_.noise.sd, *d);
+  }
+
+  // For the difference to be found within the margin, if there is none; or past it, if it is what it seems.
+  void planRuns(double sd, const Difference& d) {
+    const bool past = std::fabs(d.value) > d.margin;
+    c_.runs_needed = past ? runsNeededToDiffer(sd, d.value, d.margin) : runsNeeded(sd, d.margin);
   }
 
   void judge(const std::optional<std::string>& obstacle) {
@@ -464,9 +473,9 @@ class Comparing {
       return;
     }
     const std::string needed =
-        c_.runs_needed ? fmt::format("about {}{} runs a side decide",
-                                     c_.runs_needed_is_least ? "at least " : "", *c_.runs_needed)
-                       : "more than a thousand runs a side would be needed; a larger --margin decides sooner";
+        c_.runs_needed ? fmt::format("{} {} runs a side decide",
+                                     c_.runs_needed_is_least ? "at least" : "about", *c_.runs_needed)
+                       : "more than a thousand runs a side would be needed; another --margin decides sooner";
     if (!d.p) {
       c_.reason = !noise_problem_.empty() ? noise_problem_
                   : baseline_.tails.size() == 1 && candidate_.tails.size() == 1

@@ -89,39 +89,39 @@ Result<Run> readCsv(const std::string& path, const Progress& progress) {
     if (!more.value()) break;
     if (line.find_first_not_of(" \t") == std::string_view::npos) continue;
     const std::vector<std::string> cells = cellsOf(line, separator);
-    const auto cell = [&](LogField field, std::optional<double>* value) {
+    enum class Cell { kEmpty, kNumber, kOther };
+    const auto cell = [&](LogField field, double* value) {
       const auto& column = columns[static_cast<size_t>(field)].column;
-      value->reset();
-      if (!column || *column >= cells.size()) return true;
+      if (!column || *column >= cells.size()) return Cell::kEmpty;
       const std::string& text = cells[*column];
-      if (text.find_first_not_of(" \t") == std::string::npos) return true;
+      if (text.find_first_not_of(" \t") == std::string::npos) return Cell::kEmpty;
       if (field == LogField::kSkipped &&
           (text == "True" || text == "true" || text == "False" || text == "false")) {
         *value = text[0] == 'T' || text[0] == 't' ? 1 : 0;
-        return true;
+        return Cell::kNumber;
       }
-      *value = parseLogNumber(text);
-      return value->has_value();
+      const std::optional<double> number = parseLogNumber(text);
+      *value = number.value_or(0);
+      return number ? Cell::kNumber : Cell::kOther;
     };
-    std::optional<double> value;
+    double value = 0;
     uint32_t step = row++;
     if (columns[0].column) {
-      if (!cell(LogField::kStep, &value))
-        return invalid(fmt::format("line {}: the step is not a number", lines.number()));
-      if (!value) continue;
-      if (!(*value >= 0) || *value > 4e9 || *value != std::floor(*value)) {
-        return invalid(
-            fmt::format("line {}: the step {} is not a whole number in range", lines.number(), *value));
+      const Cell found = cell(LogField::kStep, &value);
+      if (found == Cell::kEmpty) continue;
+      if (found == Cell::kOther || !(value >= 0) || value > 4e9 || value != std::floor(value)) {
+        return invalid(fmt::format("line {}: the step is not a whole number in range", lines.number()));
       }
-      step = static_cast<uint32_t>(*value);
+      step = static_cast<uint32_t>(value);
     }
     for (const LogField field : {LogField::kLoss, LogField::kRate, LogField::kGradNorm, LogField::kLossScale,
                                  LogField::kSkipped, LogField::kSamples}) {
-      if (!cell(field, &value)) {
+      const Cell found = cell(field, &value);
+      if (found == Cell::kOther) {
         return invalid(fmt::format("line {}: column `{}` is not a number", lines.number(),
                                    names[*columns[static_cast<size_t>(field)].column].substr(0, 60)));
       }
-      if (value) builder.add(step, field, *value);
+      if (found == Cell::kNumber) builder.add(step, field, value);
     }
     if (builder.tooMany()) return invalid("holds more values than fit in memory");
   }

@@ -33,15 +33,18 @@ std::optional<double> Curve::stepsTo(double delta) const {
     if (!(slope > 0)) return std::nullopt;
     return delta / slope;
   }
-  for (size_t at = n; at > window_; --at) {
-    const double here = mean(at - 1);
-    if (here < end + delta) continue;
-    const double after = mean(at);
-    const double part = here > after ? (end + delta - after) / (here - after) : 1;
-    const double last = step_[at - 1], before = step_[at - 2];
-    return static_cast<double>(step_[n - 1]) - (last - part * (last - before));
+  // A curve with noise crosses a level many times: half-way between the first time below and the last time
+  // above.
+  const double level = end + delta, stop = step_[n - 1];
+  std::optional<double> first, last;
+  for (size_t at = window_; at <= n && !first; ++at) {
+    if (mean(at) < level) first = step_[at - 1];
   }
-  return std::nullopt;
+  for (size_t at = n; at >= window_ && !last; --at) {
+    if (mean(at) >= level) last = step_[at - 1];
+  }
+  if (!first || !last) return std::nullopt;
+  return stop - 0.5 * (*first + *last);
 }
 
 std::optional<double> Curve::above(uint64_t steps) const {

@@ -188,10 +188,45 @@ Result<std::vector<Run>> load(const std::string& path, const Progress& progress)
   return runs;
 }
 
+// "a+b": each part one run, joined rank by rank.
+Result<std::vector<Run>> loadParts(const std::string& path, const Progress& progress) {
+  std::vector<Run> whole;
+  size_t at = 0;
+  while (at <= path.size()) {
+    const size_t plus = std::min(path.find('+', at), path.size());
+    const std::string part = path.substr(at, plus - at);
+    at = plus + 1;
+    Result<std::vector<Run>> runs = load(part, progress);
+    if (!runs.ok()) return runs.status();
+    if (runs.value().size() != 1) return invalid(fmt::format("{}: {} is not one run", path, part));
+    Run& more = runs.value().front();
+    if (whole.empty()) {
+      whole.push_back(std::move(more));
+      whole.front().path = path;
+      continue;
+    }
+    Run& run = whole.front();
+    bool same = run.ranks.size() == more.ranks.size() && run.source == more.source;
+    for (size_t r = 0; same && r < run.ranks.size(); ++r) {
+      same = run.ranks[r].header.rank == more.ranks[r].header.rank &&
+             more.ranks[r].step.front() > run.ranks[r].step.front();
+    }
+    if (!same) {
+      return invalid(fmt::format(
+          "{}: {} does not go on with what is before it (other ranks, or it starts earlier)", path, part));
+    }
+    for (size_t r = 0; r < run.ranks.size(); ++r) run.ranks[r].append(more.ranks[r]);
+    run.notes.insert(run.notes.end(), more.notes.begin(), more.notes.end());
+  }
+  return whole;
+}
+
 }  // namespace
 
 Result<std::vector<Run>> loadRuns(const std::string& path, const Progress& progress) {
   try {
+    std::error_code error;
+    if (path.find('+') != std::string::npos && !fs::exists(path, error)) return loadParts(path, progress);
     return load(path, progress);
   } catch (const std::bad_alloc&) {
     return Status(StatusCode::kOutOfMemory, fmt::format("{}: is too large to be held in memory", path));

@@ -29,6 +29,11 @@ class Column {
 
   T operator[](size_t row) const { return row < values_.size() ? values_[row] : absent_; }
   bool empty() const { return values_.empty(); }
+  bool has(size_t row) const {
+    if (row >= values_.size()) return false;
+    // NaN, the absent value of numbers, is unequal to itself.
+    return absent_ == absent_ ? values_[row] != absent_ : values_[row] == values_[row];
+  }
   // `rows` is what to make room for when the first value comes.
   void set(size_t row, T value, size_t rows) {
     if (values_.empty()) values_.reserve(rows);
@@ -75,6 +80,22 @@ struct Group {
   HashColumn grad_hash, param_hash;
   CountColumn nonfinite;
   ByteColumn state_dtype;  // StateType
+
+  // Calls f(column of a, the same column of b) for every column.
+  template <class A, class B, class F>
+  static void forColumns(A& a, B& b, F f) {
+    f(a.lr, b.lr);
+    f(a.grad_norm, b.grad_norm);
+    f(a.grad_norm_clipped, b.grad_norm_clipped);
+    f(a.update_norm, b.update_norm);
+    f(a.unchanged, b.unchanged);
+    f(a.param_norm, b.param_norm);
+    f(a.param_sum, b.param_sum);
+    f(a.grad_hash, b.grad_hash);
+    f(a.param_hash, b.param_hash);
+    f(a.nonfinite, b.nonfinite);
+    f(a.state_dtype, b.state_dtype);
+  }
 };
 
 struct Header {
@@ -91,6 +112,7 @@ struct Header {
 struct Resume {
   size_t row = 0;
   uint32_t step = 0;
+  std::optional<int64_t> tied;  // pairs that share memory from here on
 };
 
 struct RankRecord {
@@ -106,6 +128,21 @@ struct RankRecord {
   std::vector<Resume> resumes;
   bool cut_short = false;      // the last line was not whole
   uint64_t replaced_rows = 0;  // steps that a resumed run did again
+
+  template <class A, class B, class F>
+  static void forColumns(A& a, B& b, F f) {
+    f(a.loss, b.loss);
+    f(a.loss_scale, b.loss_scale);
+    f(a.samples, b.samples);
+    f(a.skipped, b.skipped);
+    f(a.batch_hash, b.batch_hash);
+    f(a.rng_hash, b.rng_hash);
+    f(a.tied_apart, b.tied_apart);
+  }
+  // Keeps the first `rows` steps.
+  void truncate(size_t rows);
+  // Goes on with `part`, the record of the same rank after a resume: its steps replace those that both have.
+  void append(const RankRecord& part);
 
   size_t rows() const { return step.size(); }
   // The row of a step, or nothing. Constant time where steps were recorded without gaps.

@@ -290,6 +290,7 @@ class Reader {
       const int64_t at = h.resumed_from.value_or(0);
       if (at > kMostSteps) return bad("resumed_from", "is out of range");
       resume_pending_ = true;
+      resumed_tied_ = h.tied;
       // What was said first holds, as do its optional fields where the later header lacks them.
       if (!record_.header.resumed_from && record_.step.empty()) record_.header.resumed_from = h.resumed_from;
       return Status();
@@ -420,11 +421,11 @@ class Reader {
       // A resumed run does the steps since its checkpoint again; its own count.
       const size_t keep = std::lower_bound(r.step.begin(), r.step.end(), now.step) - r.step.begin();
       r.replaced_rows += r.step.size() - keep;
-      truncate(keep);
+      r.truncate(keep);
     }
     const size_t row = r.step.size();
     if (resume_pending_ || (row == 0 && r.header.resumed_from.value_or(0) > 0)) {
-      r.resumes.push_back({row, now.step});
+      r.resumes.push_back({row, now.step, resumed_tied_});
     }
     resume_pending_ = false;
     if (groups > r.groups.size()) r.groups.resize(groups);
@@ -471,32 +472,6 @@ class Reader {
     return Status();
   }
 
-  void truncate(size_t rows) {
-    RankRecord& r = record_;
-    r.step.resize(rows);
-    r.loss.truncate(rows);
-    r.loss_scale.truncate(rows);
-    r.samples.truncate(rows);
-    r.skipped.truncate(rows);
-    r.batch_hash.truncate(rows);
-    r.rng_hash.truncate(rows);
-    r.tied_apart.truncate(rows);
-    std::erase_if(r.resumes, [&](const Resume& at) { return at.row >= rows; });
-    for (Group& g : r.groups) {
-      g.lr.truncate(rows);
-      g.grad_norm.truncate(rows);
-      g.grad_norm_clipped.truncate(rows);
-      g.update_norm.truncate(rows);
-      g.unchanged.truncate(rows);
-      g.param_norm.truncate(rows);
-      g.param_sum.truncate(rows);
-      g.grad_hash.truncate(rows);
-      g.param_hash.truncate(rows);
-      g.nonfinite.truncate(rows);
-      g.state_dtype.truncate(rows);
-    }
-  }
-
   static constexpr uint64_t kRowsAhead = 16 << 20;
   static constexpr int64_t kMostSteps = 4'000'000'000;
 
@@ -510,6 +485,7 @@ class Reader {
   uint64_t lines_ = 0;
   bool has_header_ = false;
   bool resume_pending_ = false;
+  std::optional<int64_t> resumed_tied_;
   size_t rows_ = 0;  // to make room for
 };
 

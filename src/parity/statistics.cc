@@ -128,6 +128,18 @@ std::optional<size_t> runsNeeded(double sd, double margin, double power, size_t 
   return std::nullopt;
 }
 
+std::optional<size_t> runsNeededToDiffer(double sd, double difference, double margin, double power,
+                                         size_t most) {
+  const double room = std::fabs(difference) - margin;
+  if (!(room > 0) || !std::isfinite(sd)) return std::nullopt;
+  for (size_t n = 3; n <= most; ++n) {
+    const double df = 2.0 * static_cast<double>(n) - 2;
+    const double error = sd * std::sqrt(2.0 / static_cast<double>(n));
+    if (room >= error * (studentQuantile(0.995, df) + studentQuantile(power, df))) return n;
+  }
+  return std::nullopt;
+}
+
 double autocorrelationTime(std::span<const double> values) {
   constexpr size_t kLongest = 8192;
   if (values.size() > 2 * kLongest) {

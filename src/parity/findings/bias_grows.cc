@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <array>
 
 namespace halfwire::parity {
@@ -41,7 +42,8 @@ double slope(const Windows& w) {
 }  // namespace
 
 void findBiasGrows(const std::vector<const Subject*>& baseline, const std::vector<const Subject*>& candidate,
-                   const Range& range, const NoiseFloor& noise, double margin, bool paired, Findings* out) {
+                   const std::vector<const Subject*>& partners, const Range& range, const NoiseFloor& noise,
+                   double margin, Findings* out) {
   Windows mean{};
   std::vector<double> slopes[2];
   for (const bool side : {false, true}) {
@@ -63,11 +65,21 @@ void findBiasGrows(const std::vector<const Subject*>& baseline, const std::vecto
   f.evidence =
       fmt::format("candidate - baseline by fifths of the steps: {:.3g}, {:.3g}, {:.3g}, {:.3g}, {:.3g}",
                   mean[0], mean[1], mean[2], mean[3], mean[4]);
+  const bool paired = !partners.empty();
   if (slopes[0].size() >= 3 && slopes[1].size() >= 3) {
-    const Estimate e = welch(moments(slopes[0]), moments(slopes[1]));
+    Estimate e = welch(moments(slopes[0]), moments(slopes[1]));
+    if (paired) {
+      std::vector<double> gaps;
+      for (size_t i = 0; i < candidate.size(); ++i) {
+        const size_t of = std::find(baseline.begin(), baseline.end(), partners[i]) - baseline.begin();
+        gaps.push_back(slopes[1][i] - slopes[0][of]);
+      }
+      const Moments m = moments(gaps);
+      e = {m.mean, std::sqrt(m.variance / static_cast<double>(m.n)), static_cast<double>(m.n - 1)};
+    }
     if (!(e.standard_error > 0)) return;
     const double p = 2 * studentCdf(-std::fabs(e.value) / e.standard_error, e.df);
-    if (p > 0.002) return;
+    if (p > 0.01) return;
     f.evidence += fmt::format("; its slope is not chance (p = {:.1g})", p);
   } else if (noise.source == NoiseFloor::Source::kNoiseRuns && noise.sd > 0) {
     const double t = std::fabs(last) / (noise.sd * std::sqrt(1.0 / static_cast<double>(baseline.size()) +

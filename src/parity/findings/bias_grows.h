@@ -7,8 +7,10 @@
 
 namespace halfwire::parity {
 
-// `sd` is the noise of one run's tail mean, 0 where it is not known; `margin` in units of the loss.
+// `partners`: for each candidate the baseline that read the same batches, or empty. `margin` in units of the
+// loss.
 void findBiasGrows(const std::vector<const Subject*>& baseline, const std::vector<const Subject*>& candidate,
-                   const Range& range, const NoiseFloor& noise, double margin, bool paired, Findings* out);
+                   const std::vector<const Subject*>& partners, const Range& range, const NoiseFloor& noise,
+                   double margin, Findings* out);
 
 }  // namespace halfwire::parity

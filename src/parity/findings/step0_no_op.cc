@@ -42,14 +42,18 @@ void findStep0NoOp(const Subject& s, Findings* out) {
   if (!s.run->ratesAreExact()) return;
   const RankRecord& rank = s.run->ranks.front();
   if (rank.step.front() != 0 || rank.header.resumed_from.value_or(0) > 0) return;
-  // A step that a loss scaler skipped lost its update for another reason.
-  if (skippedOrBad(rank, 0)) return;
   const First first = look(rank, 0);
+  // A step that a loss scaler skipped lost its update for another reason; a rate of 0 is seen there too.
+  if (skippedOrBad(rank, 0) && !(first.lr_known && !first.lr)) return;
   const bool no_gradient_known = !first.gradient && !std::isnan(joinedNorm(*s.run, 0, &Group::grad_norm));
   if (!lost(first) || no_gradient_known) return;
 
   size_t updates = 0;
-  while (updates < rank.rows() && lost(look(rank, updates)) && !skippedOrBad(rank, updates)) ++updates;
+  while (updates < rank.rows()) {
+    const First at = look(rank, updates);
+    if (!lost(at) || (skippedOrBad(rank, updates) && !(at.lr_known && !at.lr))) break;
+    ++updates;
+  }
   // A run that never moves, at rates above 0, is update-zero.
   if (updates == rank.rows() && first.lr) return;
   if (first.lr && updates > 1) return;

@@ -19,6 +19,16 @@ void findTyingLost(const Subject& s, Findings* out) {
       out->push_back(std::move(f));
       return;
     }
+    for (const Resume& at : rank.resumes) {
+      if (!rank.header.tied || !at.tied || *at.tied >= *rank.header.tied) continue;
+      Finding f{"tying-lost", Severity::kHard, s.label, at.step, rank.header.rank};
+      f.evidence =
+          fmt::format("{} pairs of parameters shared memory at the start, {} after the resume at step {}",
+                      *rank.header.tied, *at.tied, at.step);
+      f.cause = "the checkpoint was loaded into two tensors; tie them again after loading";
+      out->push_back(std::move(f));
+      return;
+    }
     const bool none = rank.header.tied && *rank.header.tied == 0;
     if (!rank.header.tied_expected.value_or(false) || !none) continue;
     // A shard holds one of the two at most.
