@@ -28,6 +28,7 @@ Result<Options> readOptions() {
   if (Status s = readInteger("HALFWIRE_HOST_HW_QUEUES", 0, 32, &queues); !s.ok()) return s;
   // RANK belongs to the launcher: a value we cannot read only means that this process delays like rank 0.
   if (!readInteger("RANK", 0, INT32_MAX, &rank).ok()) rank = 0;
+  if (const char* trace = std::getenv("HALFWIRE_HOST_TRACE")) options.trace = trace;
   options.devices = static_cast<int>(devices);
   options.seed = static_cast<uint64_t>(seed);
   options.hardware_queues = static_cast<int>(queues);

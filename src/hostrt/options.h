@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <string>
 
 #include "base/status.h"
 
@@ -13,6 +14,7 @@ struct Options {
   uint64_t seed = 0;        // HALFWIRE_HOST_SEED
   int hardware_queues = 0;  // HALFWIRE_HOST_HW_QUEUES: queues per device, 0 = one per stream
   int rank = 0;             // RANK, where a launcher set it: ranks delay differently
+  std::string trace;  // HALFWIRE_HOST_TRACE: a folder for the times of every queue entry, empty for none
 };
 
 // Reads and checks the environment; the error names the variable.

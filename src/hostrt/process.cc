@@ -64,7 +64,9 @@ void afterForkInChild() {
 
 void stopAtExit() {
   State& s = state();
-  if (s.process != nullptr && !s.forked) s.process->runtime.stop();
+  if (s.process == nullptr || s.forked) return;
+  s.process->runtime.stop();
+  s.process->runtime.writeTrace();
 }
 
 void start() {

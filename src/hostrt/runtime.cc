@@ -3,10 +3,13 @@
 #include <fenv.h>
 #include <pthread.h>
 #include <signal.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <chrono>
+#include <cstdio>
 #include <new>
+#include <string>
 #include <system_error>
 #include <thread>
 
@@ -41,6 +44,8 @@ struct PerThreadStreams {
   }
 };
 thread_local PerThreadStreams per_thread_streams;
+
+constexpr size_t kMostTraced = size_t{1} << 24;  // entries that a trace keeps
 
 uint64_t mix(uint64_t x) {  // splitmix64
   x += 0x9e3779b97f4a7c15u;
@@ -186,6 +191,7 @@ std::vector<Position> Runtime::pendingLocked(const StreamPointer& stream) {
 }
 
 Position Runtime::enqueueLocked(const StreamPointer& stream, Entry entry) {
+  if (!options_.trace.empty()) entry.enqueued_ns = nowNanoseconds();
   for (Position& position : implicitLocked(stream)) entry.after.push_back(std::move(position));
   stream->entries.push_back(std::move(entry));
   ++stream->enqueued;
@@ -264,6 +270,7 @@ void Runtime::work(StreamPointer stream) {
       queue.pop_front();
       if (!queue.empty()) queue.front()->wake.notify_all();
     }
+    const int64_t started = options_.trace.empty() ? 0 : nowNanoseconds();
     if (entry.work) {
       ++running_;
       lock.unlock();
@@ -275,6 +282,8 @@ void Runtime::work(StreamPointer stream) {
       --running_;
     }
     if (entry.stamp) entry.stamp->nanoseconds = nowNanoseconds();
+    if (!options_.trace.empty() && traced_.size() < kMostTraced)
+      traced_.push_back({stream->index, entry.kind, entry.enqueued_ns, started, nowNanoseconds()});
     ++stream->completed;
     for (const StreamPointer& dependent : std::exchange(stream->dependents, {})) dependent->wake.notify_all();
     if (host_waiters_ > 0 || stopping_) host_.notify_all();
@@ -345,7 +354,7 @@ cudaError_t Runtime::recordEvent(cudaEvent_t handle, cudaStream_t stream_handle)
   if (event == nullptr || !stream || event->device != stream->device) return cudaErrorInvalidResourceHandle;
   std::shared_ptr<Stamp> stamp;
   if ((event->flags & cudaEventDisableTiming) == 0) stamp = std::make_shared<Stamp>();
-  Position position = enqueueLocked(stream, {nullptr, {}, stamp});
+  Position position = enqueueLocked(stream, {nullptr, {}, stamp, Kind::kRecord});
   if (!position.stream) return cudaErrorMemoryAllocation;
   event->recorded = true;
   event->last = std::move(position);
@@ -359,8 +368,9 @@ cudaError_t Runtime::waitEvent(cudaStream_t stream_handle, cudaEvent_t handle) {
   const StreamPointer stream = findLocked(stream_handle);
   if (event == nullptr || !stream) return cudaErrorInvalidResourceHandle;
   if (reached(event->last)) return cudaSuccess;
-  return enqueueLocked(stream, {nullptr, {event->last}, nullptr}).stream ? cudaSuccess
-                                                                         : cudaErrorMemoryAllocation;
+  return enqueueLocked(stream, {nullptr, {event->last}, nullptr, Kind::kWait}).stream
+             ? cudaSuccess
+             : cudaErrorMemoryAllocation;
 }
 
 cudaError_t Runtime::queryEvent(cudaEvent_t handle) {
@@ -395,6 +405,21 @@ void Runtime::stop() {
   Lock lock(mutex_);
   stopping_ = true;
   host_.wait_for(lock, std::chrono::milliseconds(200), [&] { return running_ == 0; });
+}
+
+void Runtime::writeTrace() {
+  Lock lock(mutex_);
+  if (options_.trace.empty()) return;
+  const std::string path =
+      options_.trace + "/streams-" + std::to_string(rank_) + "-" + std::to_string(getpid()) + ".txt";
+  std::FILE* file = std::fopen(path.c_str(), "wxe");
+  if (file == nullptr) return;
+  for (const Traced& t : traced_) {
+    std::fprintf(file, "%u %c %lld %lld %lld\n", t.stream, static_cast<char>(t.kind),
+                 static_cast<long long>(t.enqueued_ns), static_cast<long long>(t.started_ns),
+                 static_cast<long long>(t.ended_ns));
+  }
+  std::fclose(file);
 }
 
 bool Runtime::hasThreads() {

@@ -72,6 +72,9 @@ class Runtime {
   cudaError_t synchronizeEvent(cudaEvent_t handle);
   cudaError_t elapsed(float* ms, cudaEvent_t start, cudaEvent_t end);
 
+  // Options::trace: writes what every entry did, docs/meter.md. Called once, at exit.
+  void writeTrace();
+
   // Starts no further entry and waits for running ones, 200 ms at most: at process exit, before the program's
   // static objects go away under the workers.
   void stop();
@@ -82,10 +85,19 @@ class Runtime {
 
  private:
   friend class Stream;
+  enum class Kind : char { kWork = 'w', kRecord = 'r', kWait = 'a' };
   struct Entry {
     std::function<void()> work;
     std::vector<Position> after;
     std::shared_ptr<Stamp> stamp;
+    Kind kind = Kind::kWork;
+    int64_t enqueued_ns = 0;  // these only with Options::trace
+  };
+  // What an entry did, on the steady clock.
+  struct Traced {
+    uint32_t stream;
+    Kind kind;
+    int64_t enqueued_ns, started_ns, ended_ns;
   };
   struct Device {
     StreamPointer legacy;
@@ -118,6 +130,7 @@ class Runtime {
   std::vector<Device> devices_;
   std::unordered_map<cudaStream_t, StreamPointer> streams_;
   std::unordered_map<cudaEvent_t, std::unique_ptr<Event>> events_;
+  std::vector<Traced> traced_;
 };
 
 // The device of the calling thread, and whether it runs a host function (from which CUDA allows no CUDA

@@ -5,6 +5,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include <bit>
 #include <cerrno>
 #include <cstring>
 
@@ -66,16 +67,31 @@ RunLogCommunicator* RunLog::addCommunicator() {
   return slot < kRunLogCommunicators ? &file_->communicator[slot] : nullptr;
 }
 
-RunLogRow* RunLog::row(RunLogCommunicator& comm, CollectiveOp op, ncclDataType_t type, Reason reason) {
-  const uint32_t key = 1u + (static_cast<uint32_t>(op) | static_cast<uint32_t>(type) << 8 |
-                             static_cast<uint32_t>(reason) << 16);
-  for (RunLogRow& row : comm.rows) {
+namespace {
+
+// The row with this key, taken if none has it yet; null if all are others'.
+template <class Row, size_t N>
+Row* claim(Row (&rows)[N], uint32_t key) {
+  for (Row& row : rows) {
     uint32_t seen = row.key.load(std::memory_order_relaxed);
     if (seen == key) return &row;
     if (seen != 0) continue;
     if (row.key.compare_exchange_strong(seen, key, std::memory_order_relaxed) || seen == key) return &row;
   }
   return nullptr;
+}
+
+}  // namespace
+
+RunLogRow* RunLog::row(RunLogCommunicator& comm, CollectiveOp op, ncclDataType_t type, Reason reason) {
+  return claim(comm.rows, 1u + (static_cast<uint32_t>(op) | static_cast<uint32_t>(type) << 8 |
+                                static_cast<uint32_t>(reason) << 16));
+}
+
+RunLogSize* RunLog::sizeRow(RunLogCommunicator& comm, CollectiveOp op, ncclDataType_t type, uint64_t bytes) {
+  const uint32_t exponent = bytes == 0 ? 0 : static_cast<uint32_t>(std::bit_width(bytes)) - 1;
+  return claim(comm.sizes,
+               1u + (static_cast<uint32_t>(op) | static_cast<uint32_t>(type) << 8 | exponent << 16));
 }
 
 }  // namespace halfwire

@@ -13,9 +13,11 @@
 namespace halfwire {
 
 inline constexpr char kRunLogMagic[8] = {'H', 'W', 'R', 'U', 'N', 'L', 'O', 'G'};
-inline constexpr uint32_t kRunLogVersion = 1;
+inline constexpr uint32_t kRunLogVersion = 2;
 inline constexpr uint32_t kRunLogCommunicators = 256;
 inline constexpr uint32_t kRunLogRows = 48;
+inline constexpr uint32_t kRunLogSizes = 48;
+inline constexpr uint32_t kRunLogSteps = 4096;
 
 // One kind of call on one communicator. `key` is 0 while unused, else 1 + op | type << 8 | reason << 16.
 struct RunLogRow {
@@ -30,6 +32,61 @@ struct RunLogRow {
   std::atomic<uint64_t> in_place;     // compressed calls that overwrote their source
 };
 
+// Calls of one operation, type and size on one communicator, kept while the meter is on. `key` is 0 while
+// unused, else 1 + op | type << 8 | size << 16, where size is the exponent of the largest power of two not
+// above the message's bytes.
+struct RunLogSize {
+  std::atomic<uint32_t> key;
+  uint32_t reserved;
+  std::atomic<uint64_t> calls;
+  std::atomic<uint64_t> bytes_asked;
+  std::atomic<uint64_t> bytes_ring;
+  std::atomic<uint64_t> bytes_sent;
+  std::atomic<uint64_t> sampled_calls;  // enqueued in sampled steps
+  std::atomic<uint64_t> waits;          // measured waits that these calls answer for
+  std::atomic<uint64_t> exposed_ns;     // what those waits stood, each moment counted once
+};
+
+// One step. `number` is 0 while the slot is unused, else 1 + the step's number; written last.
+struct RunLogStep {
+  std::atomic<uint64_t> number;
+  uint64_t begin_ns;  // CLOCK_MONOTONIC of the host
+  uint64_t duration_ns;
+  uint64_t bytes_asked;
+  uint64_t bytes_ring;
+  uint64_t bytes_sent;
+  uint64_t calls;
+  uint64_t host_blocked_ns;          // in calls that wait for the device
+  uint64_t host_behind_ns;           // the part of it in waits behind a collective
+  std::atomic<uint64_t> exposed_ns;  // of a sampled step, valid once `measured` is 1
+  std::atomic<uint32_t> measured;
+  uint32_t sampled;
+  uint32_t waits;       // waits behind a collective that were bracketed
+  uint32_t unmeasured;  // waits that should have been and were not
+};
+
+enum class MeterState : uint32_t { kOff = 0, kOn = 1, kRefused = 2 };
+enum class StepSource : uint32_t { kNone = 0, kMarked = 1, kDetected = 2 };
+
+// What the exposure meter saw in this process.
+struct RunLogMeter {
+  std::atomic<uint32_t> state;   // MeterState
+  std::atomic<uint32_t> source;  // StepSource
+  uint32_t every;                // one step in so many is sampled
+  uint32_t warmup;               // steps before the first sampled one
+  char words[256];               // why it is off, empty otherwise
+  std::atomic<uint64_t> collectives;
+  std::atomic<uint64_t> event_calls;  // calls of the CUDA runtime's events that came through the meter
+  std::atomic<uint64_t> steps;        // begun so far
+  std::atomic<uint64_t> checked;      // collectives after steps were first detected ...
+  std::atomic<uint64_t> predicted;    // ... and those that came as the repeating sequence said
+  std::atomic<uint64_t> waits;        // measured
+  std::atomic<uint64_t> unmeasured;   // not measured: no free events, or the runtime refused them
+  std::atomic<uint64_t> captured;     // left alone because a graph was being captured
+  std::atomic<uint64_t> lost_marks;   // events or streams that the tables had no room for
+  std::atomic<uint64_t> blocking;     // communication streams that the legacy stream waits for by itself
+};
+
 struct RunLogCommunicator {
   std::atomic<uint32_t> used;  // 1 once the fields below are valid
   uint32_t rank;
@@ -40,6 +97,8 @@ struct RunLogCommunicator {
   char note[192];             // further words, e.g. which member was not ready
   RunLogRow rows[kRunLogRows];
   std::atomic<uint64_t> dropped;  // calls that found no free row
+  RunLogSize sizes[kRunLogSizes];
+  std::atomic<uint64_t> dropped_sizes;  // the same for `sizes`
 };
 
 struct RunLogFile {
@@ -60,6 +119,8 @@ struct RunLogFile {
   std::atomic<uint32_t> communicators;  // slots taken, may exceed kRunLogCommunicators
   std::atomic<uint32_t> closed;         // 1 after a normal end of the process
   RunLogCommunicator communicator[kRunLogCommunicators];
+  RunLogMeter meter;
+  RunLogStep step[kRunLogSteps];  // the last ones: step n is in slot n % kRunLogSteps
 };
 
 // Owns the mapping. Without a directory the counters live in anonymous memory and die with the process.
@@ -87,6 +148,9 @@ class RunLog {
 
   // The row of (op, type, reason), made on first use; null when the communicator's rows are used up.
   static RunLogRow* row(RunLogCommunicator& comm, CollectiveOp op, ncclDataType_t type, Reason reason);
+
+  // The row of (op, type, size of `bytes`) that the meter keeps; null when they are used up.
+  static RunLogSize* sizeRow(RunLogCommunicator& comm, CollectiveOp op, ncclDataType_t type, uint64_t bytes);
 
  private:
   RunLog() = default;

@@ -182,9 +182,9 @@ TEST_F(RunLogJson, ForeignFieldsAreRefused) {
     return parse(bytes);
   };
   EXPECT_FALSE(with(0, 'X').ok());
-  const auto version = with(offsetof(RunLogFile, version), uint32_t{2});
+  const auto version = with(offsetof(RunLogFile, version), uint32_t{1});
   ASSERT_FALSE(version.ok());
-  EXPECT_THAT(version.status().message(), HasSubstr("version 2"));
+  EXPECT_THAT(version.status().message(), HasSubstr("version 1"));
   EXPECT_FALSE(with(offsetof(RunLogFile, bytes), uint32_t{17}).ok());
   EXPECT_FALSE(with(offsetof(RunLogFile, rank), int32_t{-2}).ok());
   EXPECT_FALSE(with(offsetof(RunLogFile, world), int32_t{-1}).ok());

@@ -1,0 +1,444 @@
+#include "meter/meter.h"
+
+#include <time.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <string_view>
+#include <tuple>
+
+namespace halfwire::meter {
+namespace {
+
+int64_t nowNs() {
+  timespec t{};
+  clock_gettime(CLOCK_MONOTONIC, &t);
+  return int64_t{t.tv_sec} * 1'000'000'000 + t.tv_nsec;
+}
+
+void add(std::atomic<uint64_t>& counter, uint64_t by) { counter.fetch_add(by, std::memory_order_relaxed); }
+
+uint64_t get(const std::atomic<uint64_t>& counter) { return counter.load(std::memory_order_relaxed); }
+
+// Which step of a run of `every` is sampled: not always the same one, which a schedule of the program could
+// follow.
+uint64_t pick(uint64_t run, uint64_t every) {
+  uint64_t x = run + 0x9e3779b97f4a7c15u;
+  x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
+  x = (x ^ (x >> 27)) * 0x94d049bb133111ebu;
+  return (x ^ (x >> 31)) % every;
+}
+
+// Lets calls that are unsafe while another thread captures a graph be made, without disturbing that graph.
+class RelaxedCapture {
+ public:
+  explicit RelaxedCapture(const CudaCalls& cuda) : cuda_(cuda) { (void)cuda_.exchangeCaptureMode(&mode_); }
+  ~RelaxedCapture() { (void)cuda_.exchangeCaptureMode(&mode_); }
+  RelaxedCapture(const RelaxedCapture&) = delete;
+  RelaxedCapture& operator=(const RelaxedCapture&) = delete;
+
+ private:
+  const CudaCalls& cuda_;
+  cudaStreamCaptureMode mode_ = cudaStreamCaptureModeRelaxed;
+};
+
+// Records without leaving an error of ours behind for the program.
+bool recordQuietly(const CudaCalls& cuda, cudaEvent_t event, cudaStream_t stream) {
+  if (cuda.eventRecord(event, stream) == cudaSuccess) return true;
+  (void)cuda.getLastError();
+  return false;
+}
+
+bool isSet(const char* name, std::string_view value) {
+  const char* text = std::getenv(name);
+  return text != nullptr && text == value;
+}
+
+}  // namespace
+
+StreamKey keyOf(cudaStream_t stream) {
+  static std::atomic<uint64_t> threads{0};
+  thread_local const uint64_t thread = threads.fetch_add(1, std::memory_order_relaxed);
+  if (stream == nullptr || stream == cudaStreamLegacy) return kLegacyStream;
+  if (stream == cudaStreamPerThread) return kPerThreadBit | thread;
+  return reinterpret_cast<StreamKey>(stream);
+}
+
+Meter::Meter() : rows_(kRows) {
+  batch_.brackets.reserve(kMostBrackets);
+  for (auto& list : free_) list.reserve(kBlock);
+}
+
+void Meter::start(RunLogFile* log, uint32_t every) {
+  Lock lock(mutex_);
+  if (log_ != nullptr) return;
+  log_ = log;
+  every_ = std::max(every, 1u);
+  RunLogMeter& m = log->meter;
+  m.every = every_;
+  m.warmup = kWarmupSteps;
+  const char* refusal = nullptr;
+  if (isSet("CUDA_DEVICE_MAX_CONNECTIONS", "1")) {
+    refusal =
+        "CUDA_DEVICE_MAX_CONNECTIONS=1: timed events would keep collectives from running beside compute, so "
+        "that the "
+        "meter would change what it measures";
+  } else if (isSet("CUDA_LAUNCH_BLOCKING", "1")) {
+    refusal = "CUDA_LAUNCH_BLOCKING=1: nothing overlaps, so that times say nothing";
+  }
+  if (refusal != nullptr) {
+    RunLog::setText(m.words, refusal);
+    m.state.store(static_cast<uint32_t>(MeterState::kRefused));
+    return;
+  }
+  m.state.store(static_cast<uint32_t>(MeterState::kOn));
+  on_.store(true, std::memory_order_relaxed);
+}
+
+bool Meter::sampled(uint64_t step) const {
+  // The step before the first that counts is sampled too: it makes the events.
+  if (step + 1 < kWarmupSteps) return false;
+  if (step < kWarmupSteps) return true;
+  const uint64_t n = step - kWarmupSteps;
+  return n % every_ == pick(n / every_, every_);
+}
+
+Meter::Totals Meter::totals() const {
+  Totals t;
+  const uint32_t used = std::min(log_->communicators.load(std::memory_order_relaxed), kRunLogCommunicators);
+  for (uint32_t i = 0; i < used; ++i) {
+    for (const RunLogRow& row : log_->communicator[i].rows) {
+      if (row.key.load(std::memory_order_relaxed) == 0) break;
+      t.asked += get(row.bytes_asked);
+      t.ring += get(row.bytes_ring);
+      t.sent += get(row.bytes_sent);
+      t.calls += get(row.calls);
+    }
+  }
+  return t;
+}
+
+// Ends the step that is running, if any, and begins the next one.
+void Meter::boundary(Lock& lock, int64_t now) {
+  const Totals t = totals();
+  if (in_step_) {
+    RunLogStep& s = log_->step[step_ % kRunLogSteps];
+    s.number.store(0, std::memory_order_relaxed);
+    s.measured.store(0, std::memory_order_relaxed);
+    s.exposed_ns.store(0, std::memory_order_relaxed);
+    s.begin_ns = static_cast<uint64_t>(begin_ns_);
+    s.duration_ns = static_cast<uint64_t>(std::max<int64_t>(now - begin_ns_, 0));
+    s.bytes_asked = t.asked - begin_totals_.asked;
+    s.bytes_ring = t.ring - begin_totals_.ring;
+    s.bytes_sent = t.sent - begin_totals_.sent;
+    s.calls = t.calls - begin_totals_.calls;
+    s.host_blocked_ns = host_blocked_ns_.exchange(0, std::memory_order_relaxed);
+    s.host_behind_ns = host_behind_ns_.exchange(0, std::memory_order_relaxed);
+    s.sampled = sampling_ ? 1 : 0;
+    s.waits = static_cast<uint32_t>(batch_.brackets.size());
+    s.unmeasured = unmeasured_;
+    s.number.store(step_ + 1, std::memory_order_release);
+    if (sampling_) {
+      batch_.step = step_;
+      pending_.push_back(std::move(batch_));
+      batch_ = Batch{};
+    }
+    ++step_;
+  }
+  in_step_ = true;
+  begin_ns_ = now;
+  begin_totals_ = t;
+  unmeasured_ = 0;
+  host_blocked_ns_.store(0, std::memory_order_relaxed);
+  host_behind_ns_.store(0, std::memory_order_relaxed);
+  log_->meter.steps.store(step_ + 1, std::memory_order_relaxed);
+  log_->meter.lost_marks.store(tracker_.lost(), std::memory_order_relaxed);
+  sampling_ = false;  // nothing of this step is bracketed while the last one's events are read
+  if (!pending_.empty() && !reading_) readPending(lock);
+  sampling_ = sampled(step_);
+  if (sampling_) batch_.brackets.reserve(kBlock);
+}
+
+// Exposed time of a batch whose events have all completed; false if one has not. Without the lock.
+bool Meter::read(const Batch& batch, std::vector<std::pair<CollectiveId, uint64_t>>* exposed,
+                 uint64_t* total) {
+  struct Span {
+    double begin, end;
+    int device;
+    CollectiveId id;
+  };
+  std::vector<Span> spans;
+  std::array<const Bracket*, kDevices> base{};
+  // The last first: most likely to be unfinished.
+  for (size_t i = batch.brackets.size(); i-- > 0;) {
+    const Bracket& b = *batch.brackets[i];
+    if (!b.closed.load(std::memory_order_acquire)) return false;
+    if (b.cuda->eventQuery(b.after) != cudaSuccess) {
+      (void)b.cuda->getLastError();
+      return false;
+    }
+  }
+  for (const Bracket* b : batch.brackets) {
+    if (b->id == 0) continue;  // refused by the runtime
+    const Bracket*& first = base[static_cast<size_t>(b->device)];
+    if (first == nullptr) first = b;
+    float from = 0;
+    float length = 0;
+    if ((b != first && b->cuda->eventElapsed(&from, first->before, b->before) != cudaSuccess) ||
+        b->cuda->eventElapsed(&length, b->before, b->after) != cudaSuccess) {
+      (void)b->cuda->getLastError();
+      continue;
+    }
+    spans.push_back({from, double{from} + length, b->device, b->id});
+  }
+  // Each moment counts once, for the wait that began first; several devices of a process: the longest.
+  std::sort(spans.begin(), spans.end(), [](const Span& a, const Span& b) {
+    return std::tie(a.device, a.begin, a.end) < std::tie(b.device, b.begin, b.end);
+  });
+  double sum = 0;
+  double longest = 0;
+  double reached = 0;
+  for (size_t i = 0; i < spans.size(); ++i) {
+    const Span& s = spans[i];
+    if (i == 0 || spans[i - 1].device != s.device) {
+      sum = 0;
+      reached = s.begin;
+    }
+    const double begin = std::max(s.begin, reached);
+    if (s.end <= begin) continue;
+    reached = s.end;
+    sum += s.end - begin;
+    longest = std::max(longest, sum);
+    exposed->emplace_back(s.id, static_cast<uint64_t>((s.end - begin) * 1e6));
+  }
+  *total = static_cast<uint64_t>(longest * 1e6);
+  return true;
+}
+
+void Meter::readPending(Lock& lock) {
+  reading_ = true;
+  while (!pending_.empty()) {
+    Batch batch = std::move(pending_.front());
+    pending_.pop_front();
+    std::vector<std::pair<CollectiveId, uint64_t>> exposed;
+    uint64_t total = 0;
+    bool complete = true;
+    lock.unlock();
+    if (!batch.brackets.empty()) {
+      const RelaxedCapture relaxed(*batch.brackets.front()->cuda);
+      complete = read(batch, &exposed, &total);
+    }
+    lock.lock();
+    if (!complete) {
+      pending_.push_front(std::move(batch));
+      break;
+    }
+    const bool counts = batch.step >= kWarmupSteps;
+    size_t measured = 0;
+    for (Bracket* b : batch.brackets) {
+      if (b->id != 0) ++measured;
+      RunLogSize* row = b->id != 0 ? rows_[b->id % kRows] : nullptr;
+      if (counts && row != nullptr) add(row->waits, 1);
+      free_[static_cast<size_t>(b->device)].push_back(b);
+    }
+    for (const auto& [id, ns] : exposed) {
+      RunLogSize* row = rows_[id % kRows];
+      if (counts && row != nullptr) add(row->exposed_ns, ns);
+    }
+    add(log_->meter.waits, measured);
+    RunLogStep& s = log_->step[batch.step % kRunLogSteps];
+    if (counts && get(s.number) == batch.step + 1) {
+      s.exposed_ns.store(total, std::memory_order_relaxed);
+      s.measured.store(1, std::memory_order_release);
+    }
+  }
+  reading_ = false;
+}
+
+bool Meter::grow(Lock& lock, const CudaCalls& cuda, int device) {
+  if (made_ + kBlock > kMostBrackets) return false;
+  made_ += kBlock;
+  lock.unlock();
+  std::vector<Bracket*> block;
+  block.reserve(kBlock);
+  {
+    const RelaxedCapture relaxed(cuda);
+    for (size_t i = 0; i < kBlock; ++i) {
+      auto bracket = std::make_unique<Bracket>();
+      if (cuda.eventCreate(&bracket->before, cudaEventDefault) != cudaSuccess ||
+          cuda.eventCreate(&bracket->after, cudaEventDefault) != cudaSuccess) {
+        (void)cuda.getLastError();
+        break;
+      }
+      bracket->cuda = &cuda;
+      bracket->device = device;
+      block.push_back(bracket.release());  // lives until the process ends
+    }
+  }
+  lock.lock();
+  auto& list = free_[static_cast<size_t>(device)];
+  list.insert(list.end(), block.begin(), block.end());
+  return !list.empty();
+}
+
+// Records the first event; null where that cannot be done.
+Bracket* Meter::open(Lock& lock, const CudaCalls& cuda, cudaStream_t stream, CollectiveId id) {
+  lock.unlock();
+  int device = -1;
+  cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+  // An error of the program's that it has not asked for yet must stay what it is.
+  const bool clean = cuda.peekLastError() == cudaSuccess;
+  bool capturing = false;
+  if (clean) {
+    if (cuda.isCapturing(stream, &status) != cudaSuccess) {
+      capturing = true;
+      (void)cuda.getLastError();
+    }
+    capturing = capturing || status != cudaStreamCaptureStatusNone;
+    if (!capturing && cuda.getDevice(&device) != cudaSuccess) (void)cuda.getLastError();
+  }
+  lock.lock();
+  if (!sampling_) return nullptr;  // another thread has begun the next step
+  if (capturing) {
+    add(log_->meter.captured, 1);
+    return nullptr;
+  }
+  if (device < 0 || device >= static_cast<int>(kDevices) ||
+      (free_[static_cast<size_t>(device)].empty() && !grow(lock, cuda, device)) || !sampling_) {
+    ++unmeasured_;
+    add(log_->meter.unmeasured, 1);
+    return nullptr;
+  }
+  auto& list = free_[static_cast<size_t>(device)];
+  if (list.empty()) return nullptr;
+  Bracket* b = list.back();
+  list.pop_back();
+  b->stream = stream;
+  b->cuda = &cuda;
+  b->id = id;
+  b->closed.store(false, std::memory_order_relaxed);
+  batch_.brackets.push_back(b);
+  lock.unlock();
+  if (!recordQuietly(cuda, b->before, stream)) b->id = 0;
+  lock.lock();
+  return b;
+}
+
+void Meter::close(Bracket* b) {
+  if (b->id != 0 && !recordQuietly(*b->cuda, b->after, b->stream)) b->id = 0;
+  if (b->id == 0) add(log_->meter.unmeasured, 1);
+  b->closed.store(true, std::memory_order_release);
+}
+
+void Meter::beginCollectives(const MeterCall* calls, size_t count, MeterScope* scope) {
+  scope->count = 0;
+  if (!on()) return;
+  Lock lock(mutex_);
+  add(log_->meter.collectives, count);
+  for (size_t i = 0; i < count; ++i) {
+    const int64_t now = nowNs();
+    const bool begins = finder_.onCollective(calls[i].kind, now);
+    if (!marked_) {
+      log_->meter.checked.store(finder_.checked(), std::memory_order_relaxed);
+      log_->meter.predicted.store(finder_.predicted(), std::memory_order_relaxed);
+      if (begins) {
+        log_->meter.source.store(static_cast<uint32_t>(StepSource::kDetected), std::memory_order_relaxed);
+        boundary(lock, now);
+      } else if (in_step_ && !finder_.found()) {
+        // The sequence is another one now: what was a step is none. Its events are read all the same.
+        in_step_ = false;
+        sampling_ = false;
+        pending_.push_back(std::move(batch_));
+        pending_.back().step = 0;
+        batch_ = Batch{};
+      }
+    }
+    const CollectiveId id = ++next_id_;
+    rows_[id % kRows] = calls[i].row;
+    if (sampling_ && step_ >= kWarmupSteps && calls[i].row != nullptr) add(calls[i].row->sampled_calls, 1);
+    const auto stream = static_cast<cudaStream_t>(calls[i].stream);
+    if (!tracker_.onCollective(keyOf(stream), id) || !sampling_ || last_cuda_ == nullptr) continue;
+    bool open_already = false;
+    for (int k = 0; k < scope->count; ++k) {
+      auto* b = static_cast<Bracket*>(scope->slots[k]);
+      if (b->stream != stream) continue;
+      b->id = b->id != 0 ? id : 0;
+      open_already = true;
+    }
+    if (open_already || scope->count == MeterScope::kMost) continue;
+    if (Bracket* b = open(lock, *last_cuda_, stream, id)) scope->slots[scope->count++] = b;
+  }
+}
+
+void Meter::endCollectives(MeterScope* scope) {
+  for (int k = 0; k < scope->count; ++k) close(static_cast<Bracket*>(scope->slots[k]));
+  scope->count = 0;
+}
+
+void Meter::step() {
+  if (!on()) return;
+  const int64_t now = nowNs();
+  Lock lock(mutex_);
+  if (!marked_) {
+    // Steps found before the program spoke were guesses.
+    marked_ = true;
+    log_->meter.source.store(static_cast<uint32_t>(StepSource::kMarked), std::memory_order_relaxed);
+    log_->meter.checked.store(0, std::memory_order_relaxed);
+    log_->meter.predicted.store(0, std::memory_order_relaxed);
+  }
+  boundary(lock, now);
+}
+
+void Meter::launches(StreamKey key, uint64_t count) {
+  const Lock lock(mutex_);
+  tracker_.onLaunch(key, count);
+}
+
+void Meter::copied(StreamKey key) {
+  const Lock lock(mutex_);
+  tracker_.onCopy(key);
+}
+
+void Meter::record(const CudaCalls& cuda, EventKey event, StreamKey key) {
+  const Lock lock(mutex_);
+  last_cuda_ = &cuda;
+  add(log_->meter.event_calls, 1);
+  tracker_.onRecord(event, key);
+}
+
+Bracket* Meter::beginWait(const CudaCalls& cuda, EventKey event, cudaStream_t stream, StreamKey key) {
+  Lock lock(mutex_);
+  last_cuda_ = &cuda;
+  add(log_->meter.event_calls, 1);
+  const CollectiveId id = tracker_.onWait(key, event);
+  if (id == 0 || !sampling_) return nullptr;
+  return open(lock, cuda, stream, id);
+}
+
+void Meter::streamDestroyed(StreamKey key) {
+  const Lock lock(mutex_);
+  tracker_.onStreamDestroy(key);
+}
+
+bool Meter::hostWaitsEvent(EventKey event) {
+  const Lock lock(mutex_);
+  add(log_->meter.event_calls, 1);
+  return tracker_.onHostWaitEvent(event) != 0;
+}
+
+bool Meter::hostWaitsStream(StreamKey key) {
+  const Lock lock(mutex_);
+  return tracker_.onHostWaitStream(key) != 0;
+}
+
+bool Meter::hostWaitsAll() {
+  const Lock lock(mutex_);
+  return tracker_.onHostWaitAll() != 0;
+}
+
+void Meter::hostWaited(bool behind, int64_t nanoseconds) {
+  add(host_blocked_ns_, static_cast<uint64_t>(std::max<int64_t>(nanoseconds, 0)));
+  if (behind) add(host_behind_ns_, static_cast<uint64_t>(std::max<int64_t>(nanoseconds, 0)));
+}
+
+}  // namespace halfwire::meter
