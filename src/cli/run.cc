@@ -37,8 +37,11 @@ struct Setting {
 
 struct RunOptions {
   std::vector<Setting> settings = {
-      {"--mode", "HALFWIRE_MODE", "off|wire",
-       "off: nothing is compressed; wire: collectives go as FP8 (default: wire)"},
+      {"--mode", "HALFWIRE_MODE", "off|wire|noise",
+       "off: nothing is compressed; wire: collectives go as FP8; noise: they stay exact and their results "
+       "get noise of "
+       "one bf16 ulp, for a twin that `halfwire parity --noise` takes (default: wire)"},
+      {"--seed", "HALFWIRE_SEED", "N", "of the noise (default: 1)"},
       {"--format", "HALFWIRE_FORMAT", "FORMAT", "element format: e4m3, e5m2 or int8 (default: e4m3)"},
       {"--block", "HALFWIRE_BLOCK", "N", "elements that share a scale: 32, 64, 128 or 256 (default: 128)"},
       {"--scale", "HALFWIRE_SCALE", "SCALE", "scale format: fp32 or e8m0 (default: fp32)"},

@@ -62,6 +62,18 @@ uint64_t slotFootprint(const Compressor::Config& c) {
   return bytes;
 }
 
+ncclDataType_t ncclDataType(DataType type) {
+  switch (type) {
+    case DataType::kBf16:
+      return ncclBfloat16;
+    case DataType::kFp16:
+      return ncclFloat16;
+    case DataType::kFp32:
+      break;
+  }
+  return ncclFloat32;
+}
+
 ncclResult_t fail(const Status& status, std::string* error) {
   *error = status.message();
   return status.code() == StatusCode::kInvalidArgument ? ncclInvalidArgument : ncclUnhandledCudaError;
@@ -69,7 +81,10 @@ ncclResult_t fail(const Status& status, std::string* error) {
 
 }  // namespace
 
-uint64_t Compressor::scratchBytes(const Config& c) { return slotFootprint(c) * slots(c); }
+uint64_t Compressor::scratchBytes(const Config& c) {
+  if (c.noise) return 0;
+  return slotFootprint(c) * slots(c);
+}
 
 Result<std::unique_ptr<Compressor>> Compressor::create(const NcclApi* api, Device* device,
                                                        const Config& config) {
@@ -78,6 +93,7 @@ Result<std::unique_ptr<Compressor>> Compressor::create(const NcclApi* api, Devic
   c->device_ = device;
   c->config_ = config;
   if (Status s = device->createEvent(&c->last_use_); !s.ok()) return s;
+  if (config.noise) return c;
   void* scratch = nullptr;
   if (Status s = device->allocate(scratchBytes(config), &scratch); !s.ok()) return s;
   c->scratch_ = static_cast<char*>(scratch);
@@ -90,7 +106,7 @@ Result<std::unique_ptr<Compressor>> Compressor::create(const NcclApi* api, Devic
 }
 
 void Compressor::useChunks(uint64_t chunk_bytes) {
-  if (chunk_bytes >= config_.chunk_bytes) return;
+  if (config_.noise || chunk_bytes >= config_.chunk_bytes) return;
   config_.chunk_bytes = chunk_bytes;
   void* scratch = nullptr;
   if (!device_->allocate(scratchBytes(config_), &scratch).ok()) return;
@@ -355,7 +371,7 @@ class Schedule {
       run.main = turn.calls.front().stream;
       for (const CompressedCall& call : turn.calls) addStream(call.stream, &run);
       for (const StreamHandle stream : turn.streams) addStream(stream, &run);
-      run.batches = run.c->plan(turn.calls);
+      if (!run.c->config_.noise) run.batches = run.c->plan(turn.calls);
       turn.stats.assign(turn.calls.size(), {});
       batches_ = std::max(batches_, run.batches.size());
       runs_.push_back(std::move(run));
@@ -368,7 +384,9 @@ class Schedule {
   ncclResult_t run() {
     if (runs_.empty()) return ncclSuccess;
     for (Run& run : runs_) check(run.c->begin(run.main, run.others));
-    if (overlapped_) {
+    if (runs_.front().c->config_.noise) {
+      noise();
+    } else if (overlapped_) {
       overlapped();
     } else {
       inOrder();
@@ -449,11 +467,7 @@ class Schedule {
     for (const Share& share : shares)
       eachPiece(share.batch, share.wants, [&](Run&, const auto&, const auto&) { any = true; });
     if (!any || result_ != ncclSuccess) return;
-    if (!gate_.enter()) {
-      *error_ = "the communicator was aborted while a compressed collective was being enqueued";
-      result_ = ncclRemoteError;
-      return;
-    }
+    if (!gate_.enter()) return refuseAborted();
     const NcclApi* api = runs_.front().c->api_;
     ncclResult_t result = api->ncclGroupStart();
     for (const Share& share : shares) {
@@ -476,6 +490,41 @@ class Schedule {
       transfer({{batch, gathers, &Compressor::gather}});
       codec(batch, gathers, &Compressor::finish);
     }
+  }
+
+  void noise() {
+    if (!gate_.enter()) return refuseAborted();
+    const NcclApi* api = runs_.front().c->api_;
+    ncclResult_t result = api->ncclGroupStart();
+    for (Run& run : runs_) {
+      for (const CompressedCall& call : run.turn->calls) {
+        if (result == ncclSuccess) result = exactly(*api, call, *run.c, run.main);
+      }
+    }
+    const ncclResult_t end = api->ncclGroupEnd();
+    gate_.leave();
+    result_ = result != ncclSuccess ? result : end;
+    for (Run& run : runs_) {
+      for (size_t i = 0; i < run.turn->calls.size() && result_ == ncclSuccess; ++i) {
+        const CompressedCall& call = run.turn->calls[i];
+        PerturbJob job{call.type, call.recv, call.count,
+                       run.c->config_.noise_seed + (++run.c->noised_ << 40)};
+        check(run.c->device_->perturb(job, run.main));
+        ++run.turn->stats[i].launches;
+      }
+    }
+  }
+
+  static ncclResult_t exactly(const NcclApi& api, const CompressedCall& call, const Compressor& c,
+                              StreamHandle stream) {
+    const auto reduce = call.op == CollectiveOp::kAllReduce ? api.ncclAllReduce : api.ncclReduceScatter;
+    return reduce(call.send, call.recv, call.count, ncclDataType(call.type), call.average ? ncclAvg : ncclSum,
+                  c.config_.comm, static_cast<cudaStream_t>(stream));
+  }
+
+  void refuseAborted() {
+    *error_ = "the communicator was aborted while a collective was being enqueued";
+    result_ = ncclRemoteError;
   }
 
   // In step j the link exchanges batch j and gathers batch j-2 in one real group, so that ranks wait for each

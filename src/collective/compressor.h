@@ -60,6 +60,8 @@ class Compressor {
     WireFormat format;
     uint64_t chunk_bytes = 64ull << 20;  // of the user's buffer, that the scratch holds at a time
     bool overlap = false;                // equal on all ranks
+    bool noise = false;                  // nothing is compressed: exact collectives, then Device::perturb
+    uint64_t noise_seed = 0;             // equal on all ranks
   };
 
   // Allocates the scratch; nothing is allocated later. `api` and `device` must outlive the compressor.
@@ -123,6 +125,7 @@ class Compressor {
   EventHandle last_use_ = nullptr;
   StreamHandle last_stream_ = nullptr;
   bool used_ = false;
+  uint64_t noised_ = 0;               // calls so far: with the seed, what makes the noise equal on all ranks
   std::atomic<bool> parked_{false};   // set by the thread that aborts, perhaps while another one is enqueuing
   std::vector<EventHandle> events_;   // for joining further streams
   StreamHandle transfers_ = nullptr;  // of our own, where passes overlap
@@ -142,8 +145,9 @@ struct CompressedTurn {
 // Runs the turns of communicators that are members of one clique in this process (one turn for most programs)
 // in shared phases: all quantize, one real group of sends and receives, all reduce, one real group of
 // gathers, all finish. The codec is enqueued in order on each turn's first call's stream, and so are the
-// transfers unless passes overlap; other streams fork and join by events. On failure returns NCCL's result
-// and says why in `error`.
+// transfers unless passes overlap; other streams fork and join by events. Compressors of noise run one real
+// group of exact reductions and then perturb each result. On failure returns NCCL's result and says why in
+// `error`.
 ncclResult_t runCompressed(std::span<CompressedTurn> turns, CallGate& gate, std::string* error);
 
 // Makes every connection that compressed calls will use, by moving packets of scratch nobody reads. NCCL

@@ -41,6 +41,7 @@ class ImmediateDevice final : public Device {
   Status finishStream(StreamHandle) override { return {}; }
   bool connectsLazily() const override { return true; }
   bool overlapsPasses() const override { return false; }
+  Status perturb(const PerturbJob& job, StreamHandle) override { return halfwire::perturb(job), Status(); }
   uint64_t nvlinkDomain() const override { return 0; }
   Status capturing(StreamHandle, bool* out) override { return *out = false, Status(); }
   const char* codecName() const override { return "test"; }
@@ -62,6 +63,14 @@ struct Wire {
     char* recv;
     size_t bytes;
   };
+  struct Reduce {
+    const void* send;
+    void* recv;
+    size_t count;
+    ncclRedOp_t op;
+    bool scatter;
+  };
+  std::map<int, std::vector<Reduce>> reduces;                        // by rank
   std::map<std::pair<int, int>, std::vector<Message>> sends, recvs;  // (from, to)
   std::map<int, std::vector<Gather>> gathers;                        // by rank
   int depth = 0;
@@ -72,6 +81,27 @@ struct Wire {
 
 int rankOf(ncclComm_t comm) { return static_cast<int>(reinterpret_cast<intptr_t>(comm)) - 1; }
 ncclComm_t commOf(uint32_t rank) { return reinterpret_cast<ncclComm_t>(static_cast<intptr_t>(rank) + 1); }
+
+// Carries out the reductions of fp32 that the group holds.
+void reduceExactly() {
+  if (wire.reduces.empty()) return;
+  const auto ranks = wire.reduces.size();
+  for (size_t i = 0; i < wire.reduces.begin()->second.size(); ++i) {
+    const Wire::Reduce first = wire.reduces.begin()->second[i];
+    std::vector<float> sum(first.count * (first.scatter ? ranks : 1));
+    for (const auto& [rank, list] : wire.reduces) {
+      for (size_t k = 0; k < sum.size(); ++k) sum[k] += static_cast<const float*>(list[i].send)[k];
+    }
+    if (first.op == ncclAvg) {
+      for (float& x : sum) x /= static_cast<float>(ranks);
+    }
+    for (const auto& [rank, list] : wire.reduces) {
+      const float* from = sum.data() + (first.scatter ? static_cast<size_t>(rank) * first.count : 0);
+      std::memcpy(list[i].recv, from, first.count * sizeof(float));
+    }
+  }
+  wire.reduces.clear();
+}
 
 NcclApi fakeApi() {
   NcclApi api;
@@ -89,9 +119,20 @@ NcclApi fakeApi() {
     wire.gathers[rankOf(c)].push_back({s, static_cast<char*>(r), n});
     return ncclSuccess;
   };
+  api.ncclAllReduce = [](const void* s, void* r, size_t n, ncclDataType_t, ncclRedOp_t op, ncclComm_t c,
+                         cudaStream_t) {
+    wire.reduces[rankOf(c)].push_back({s, r, n, op, false});
+    return ncclSuccess;
+  };
+  api.ncclReduceScatter = [](const void* s, void* r, size_t n, ncclDataType_t, ncclRedOp_t op, ncclComm_t c,
+                             cudaStream_t) {
+    wire.reduces[rankOf(c)].push_back({s, r, n, op, true});
+    return ncclSuccess;
+  };
   api.ncclGroupEnd = [] {
     if (--wire.depth > 0) return ncclSuccess;
     ++wire.groups;
+    reduceExactly();
     if (wire.sends.size() != wire.recvs.size()) wire.broken = true;
     for (auto& [ends, messages] : wire.sends) {
       auto& to = wire.recvs[ends];
@@ -130,10 +171,12 @@ struct OpenGate final : CallGate {
 };
 
 struct World {
-  explicit World(uint32_t ranks, WireFormat format, uint64_t chunk_bytes) : api(fakeApi()) {
+  explicit World(uint32_t ranks, WireFormat format, uint64_t chunk_bytes, bool noise = false)
+      : api(fakeApi()) {
     wire = {};
     for (uint32_t r = 0; r < ranks; ++r) {
-      auto made = Compressor::create(&api, &device, {commOf(r), r, ranks, format, chunk_bytes});
+      auto made =
+          Compressor::create(&api, &device, {commOf(r), r, ranks, format, chunk_bytes, false, noise, 9});
       EXPECT_TRUE(made.ok());
       members.push_back(std::move(made).value());
     }
@@ -297,6 +340,42 @@ TEST(Compressor, BitsDoNotDependOnChunksOrOnTheGroup) {
     }
   }
   for (const auto& v : results) EXPECT_EQ(std::memcmp(v.data(), results[0].data(), count * 4), 0);
+}
+
+// Noise: the exact result and nothing but one ulp of bf16, equal on all ranks, another one in every call.
+TEST(Compressor, NoisePerturbsExactResultsAlikeOnAllRanks) {
+  const uint32_t ranks = 3;
+  World world(ranks, {}, 1u << 20, true);
+  EXPECT_EQ(world.members[0]->scratchHeld(), 0u);
+  std::vector<std::vector<float>> in(ranks), out(ranks, std::vector<float>(3000)),
+      part(ranks, std::vector<float>(1000));
+  std::vector<float> sum(3000);
+  for (uint32_t r = 0; r < ranks; ++r) {
+    in[r] = randomFloats(3000, r + 1);
+    for (size_t i = 0; i < sum.size(); ++i) sum[i] += in[r][i];
+  }
+  const auto oneUlp = [](float got, float want) {
+    return got != want && std::abs(got - want) <= std::abs(want) / 64;
+  };
+  std::vector<float> before;
+  for (int turn = 0; turn < 2; ++turn) {
+    std::vector<std::vector<CompressedCall>> calls(ranks);
+    for (uint32_t r = 0; r < ranks; ++r) {
+      calls[r] = {{CollectiveOp::kAllReduce, in[r].data(), out[r].data(), 3000, DataType::kFp32, true},
+                  {CollectiveOp::kReduceScatter, in[r].data(), part[r].data(), 1000, DataType::kFp32, false}};
+    }
+    const auto turns = world.run(calls);
+    EXPECT_EQ(turns[0].stats[0].launches, 1u);
+    EXPECT_EQ(turns[0].stats[0].sent_bytes, 0u);  // NCCL's own algorithm sends
+    EXPECT_NE(out[0], before);
+    before = out[0];
+    for (uint32_t r = 0; r < ranks; ++r) {
+      EXPECT_EQ(out[r], out[0]);
+      for (size_t i = 0; i < sum.size(); ++i) ASSERT_TRUE(oneUlp(out[r][i], sum[i] / ranks)) << i;
+      for (size_t i = 0; i < 1000; ++i) ASSERT_TRUE(oneUlp(part[r][i], sum[r * 1000 + i])) << i;
+    }
+  }
+  EXPECT_EQ(wire.groups, 2);
 }
 
 TEST(Compressor, TwoHundredSmallCallsShareTwoGroups) {

@@ -101,6 +101,7 @@ class QueuedDevice final : public Device {
   }
   bool connectsLazily() const override { return false; }
   bool overlapsPasses() const override { return true; }
+  Status perturb(const PerturbJob& job, StreamHandle) override { return halfwire::perturb(job), Status(); }
   uint64_t nvlinkDomain() const override { return 0; }
   Status capturing(StreamHandle, bool* out) override { return *out = false, Status(); }
   const char* codecName() const override { return "test"; }

@@ -97,4 +97,13 @@ Status checkJob(const ReduceJob& job) {
   return {};
 }
 
+Status checkJob(const PerturbJob& job) {
+  if (job.elements == 0) return {};
+  if (job.elements > kMaxExtent) return invalid("perturb", "sizes beyond 2^56 elements or bytes");
+  if (job.data == nullptr) return invalid("perturb", "a buffer is null");
+  if (!aligned(job.data, dataTypeBytes(job.type)))
+    return invalid("perturb", "the buffer is not aligned to its element type");
+  return {};
+}
+
 }  // namespace halfwire

@@ -4,6 +4,7 @@
 
 #include "base/status.h"
 #include "wire/codec.h"
+#include "wire/perturb.h"
 
 namespace halfwire {
 
@@ -11,5 +12,6 @@ namespace halfwire {
 Status checkJob(const QuantizeJob& job);
 Status checkJob(const DequantizeJob& job);
 Status checkJob(const ReduceJob& job);
+Status checkJob(const PerturbJob& job);
 
 }  // namespace halfwire

@@ -127,6 +127,7 @@ class CudaDevice final : public Device {
   Status quantize(const QuantizeJob& job, StreamHandle stream) override { return enqueue(job, stream); }
   Status dequantize(const DequantizeJob& job, StreamHandle stream) override { return enqueue(job, stream); }
   Status reduce(const ReduceJob& job, StreamHandle stream) override { return enqueue(job, stream); }
+  Status perturb(const PerturbJob& job, StreamHandle stream) override { return enqueue(job, stream); }
 
   Status createEvent(EventHandle* out) override {
     const ContextScope scope(driver_, context_);

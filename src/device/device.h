@@ -8,6 +8,7 @@
 #include "abi/host_engine.h"
 #include "base/status.h"
 #include "wire/codec.h"
+#include "wire/perturb.h"
 
 namespace halfwire {
 
@@ -29,6 +30,8 @@ class Device {
   virtual Status quantize(const QuantizeJob& job, StreamHandle stream) = 0;
   virtual Status dequantize(const DequantizeJob& job, StreamHandle stream) = 0;
   virtual Status reduce(const ReduceJob& job, StreamHandle stream) = 0;
+
+  virtual Status perturb(const PerturbJob& job, StreamHandle stream) = 0;
 
   virtual Status createEvent(EventHandle* out) = 0;
   virtual void destroyEvent(EventHandle event) = 0;

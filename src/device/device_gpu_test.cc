@@ -80,6 +80,34 @@ TEST_F(DeviceGpuTest, QuantizesIntoMemoryOfItsOwn) {
   EXPECT_GT(device_->freeBytes(), size_t{1} << 20);
 }
 
+TEST_F(DeviceGpuTest, PerturbsAsTheHostDoes) {
+  const Stream stream(gpu_);
+  std::mt19937 random(5);
+  for (const DataType type : {DataType::kBf16, DataType::kFp16, DataType::kFp32}) {
+    // Every value of 16 bits, as many random ones of 32; odd lengths and starts.
+    std::vector<uint32_t> words(65536);
+    for (uint32_t& w : words) w = static_cast<uint32_t>(random());
+    if (type != DataType::kFp32) {
+      for (uint32_t i = 0; i < words.size(); ++i) words[i] = (2 * i) % 65536 | (2 * i + 1) % 65536 << 16;
+    }
+    const size_t bytes = words.size() * 4;
+    const Buffer elements(gpu_, bytes);
+    for (const uint64_t start : {0u, 1u}) {
+      elements.upload(words.data(), bytes);
+      std::vector<uint32_t> want = words;
+      const uint64_t count = bytes / dataTypeBytes(type) - 3;
+      const auto at = [&](void* base) { return static_cast<char*>(base) + start * dataTypeBytes(type); };
+      perturb({type, at(want.data()), count, 77 + start});
+      ASSERT_TRUE(device_->perturb({type, at(elements.at()), count, 77 + start}, stream.get()).ok());
+      stream.synchronize();
+      std::vector<uint32_t> got(words.size());
+      elements.download(got.data(), bytes);
+      EXPECT_EQ(got, want);
+      EXPECT_NE(got, words);
+    }
+  }
+}
+
 TEST_F(DeviceGpuTest, WorksFromAThreadWithoutAContext) {
   const std::vector<float> in = values();
   const Stream stream(gpu_);

@@ -15,11 +15,12 @@ namespace {
 
 constexpr size_t kInitialJobs = 64;
 
-using Job = std::variant<QuantizeJob, DequantizeJob, ReduceJob>;
+using Job = std::variant<QuantizeJob, DequantizeJob, ReduceJob, PerturbJob>;
 
 void runJob(const QuantizeJob& job) { host::quantize(job); }
 void runJob(const DequantizeJob& job) { host::dequantize(job); }
 void runJob(const ReduceJob& job) { host::reduce(job); }
+void runJob(const PerturbJob& job) { halfwire::perturb(job); }
 
 // Copies of jobs between their enqueue and their run. Lives until its last job has run, which may be after
 // the device is gone: every job in flight holds a reference. Thread-safe.
@@ -115,6 +116,7 @@ class HostDevice final : public Device {
   Status quantize(const QuantizeJob& job, StreamHandle stream) override { return enqueue(job, stream); }
   Status dequantize(const DequantizeJob& job, StreamHandle stream) override { return enqueue(job, stream); }
   Status reduce(const ReduceJob& job, StreamHandle stream) override { return enqueue(job, stream); }
+  Status perturb(const PerturbJob& job, StreamHandle stream) override { return enqueue(job, stream); }
 
   Status createEvent(EventHandle* out) override {
     const DeviceScope scope(engine_, device_);

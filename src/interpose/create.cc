@@ -57,6 +57,8 @@ Status makeCompressor(const NewCommunicator& n, std::shared_ptr<Device>* device,
   config.chunk_bytes = linkDefaults(settings(), (*device)->nvlinkDomain() != 0).chunk_bytes;
   config.overlap = settings().overlap == Overlap::kOn ||
                    (settings().overlap == Overlap::kAuto && (*device)->overlapsPasses());
+  config.noise = settings().mode == Mode::kNoise;
+  config.noise_seed = settings().seed;
   auto made = Compressor::create(&n.real->api, device->get(), config);
   if (!made.ok()) return made.status();
   *out = std::move(made).value();
@@ -174,6 +176,10 @@ void useLink(Pending& p) {
   if (p.compressor == nullptr) return;
   const LinkDefaults link = linkDefaults(settings(), p.verdict.nvlink);
   p.compressor->useChunks(link.chunk_bytes);
+  if (settings().mode == Mode::kNoise) {
+    p.verdict.note = "nothing is compressed: results of reductions get noise of one bf16 ulp";
+    return;
+  }
   if (p.verdict.nvlink)
     p.verdict.note = fmt::format("NVLink joins the ranks: from {}, chunks of {}",
                                  formatBytes(link.floor_bytes), formatBytes(link.chunk_bytes));
@@ -190,7 +196,8 @@ Status connect(std::vector<Pending>& pending, uint64_t* bytes) {
   std::vector<Compressor*> members;
   Device* device = nullptr;
   for (Pending& p : pending) {
-    if (!p.verdict.status.ok() || p.verdict.reason != Reason::kCompressed || !p.device->connectsLazily())
+    if (!p.verdict.status.ok() || p.verdict.reason != Reason::kCompressed || !p.device->connectsLazily() ||
+        p.compressor->config().noise)
       continue;
     members.push_back(p.compressor.get());
     device = p.device.get();
@@ -220,12 +227,11 @@ Status objection(const NewCommunicator& n) {
                                                       n.rank)};
   }
   if (n.mark->port == 0) {
-    return {
-        StatusCode::kInvalidArgument,
-        fmt::format(
-            "rank {} runs with mode wire, the process that made this communicator's id with mode off; start "
-            "every rank with the same halfwire run options",
-            n.rank)};
+    return {StatusCode::kInvalidArgument,
+            fmt::format(
+                "rank {} compresses, the process that made this communicator's id runs with mode off; start "
+                "every rank with the same halfwire run options",
+                n.rank)};
   }
   return {};
 }

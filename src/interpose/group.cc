@@ -18,20 +18,68 @@ void bump(std::atomic<uint64_t>& counter, uint64_t by) {
   counter.store(counter.load(std::memory_order_relaxed) + by, std::memory_order_relaxed);
 }
 
-// The row of this kind of call with the call already counted; null if nothing is counted.
-RunLogRow* count(Communicator& c, const QueuedCall& call, Reason reason) {
-  if (c.log == nullptr || !Registry::get().counting()) return nullptr;
+// The same call in the meter's rows, by size.
+RunLogSize* countSize(Communicator& c, const QueuedCall& call, Reason reason) {
+  const uint64_t asked = messageBytes(call.op, call.type, call.count, c.ranks);
+  RunLogSize* row = RunLog::sizeRow(*c.log, call.op, call.type, asked);
+  if (row == nullptr) {
+    bump(c.log->dropped_sizes, 1);
+    return nullptr;
+  }
+  bump(row->calls, 1);
+  bump(row->bytes_asked, asked);
+  const uint64_t ring = ringBytes(call.op, call.type, call.count, c.ranks);
+  bump(row->bytes_ring, ring);
+  if (reason != Reason::kCompressed) bump(row->bytes_sent, ring);
+  return row;
+}
+
+// The rows of this kind of call with the call already counted; nulls if nothing is counted.
+CountedRows count(Communicator& c, const QueuedCall& call, Reason reason) {
+  if (c.log == nullptr || !Registry::get().counting()) return {};
+  CountedRows rows;
+  if (Registry::get().meter() != nullptr) rows.size = countSize(c, call, reason);
   RunLogRow* row = RunLog::row(*c.log, call.op, call.type, reason);
   if (row == nullptr) {
     bump(c.log->dropped, 1);
-    return nullptr;
+    return rows;
   }
+  rows.kind = row;
   bump(row->calls, 1);
   bump(row->bytes_asked, messageBytes(call.op, call.type, call.count, c.ranks));
   const uint64_t ring = ringBytes(call.op, call.type, call.count, c.ranks);
   bump(row->bytes_ring, ring);
   if (reason != Reason::kCompressed) bump(row->bytes_sent, ring);
-  return row;
+  return rows;
+}
+
+// Tells the meter of calls about to be enqueued, and when they have been.
+class Metered {
+ public:
+  explicit Metered(const std::vector<meter::MeterCall>& calls) : Metered(calls.data(), calls.size()) {}
+  Metered(const meter::MeterCall* calls, size_t count)
+      : hooks_(count > 0 ? Registry::get().meter() : nullptr) {
+    if (hooks_ != nullptr) hooks_->begin(calls, count, &scope_);
+  }
+  ~Metered() {
+    if (hooks_ != nullptr && scope_.count > 0) hooks_->end(&scope_);
+  }
+  Metered(const Metered&) = delete;
+  Metered& operator=(const Metered&) = delete;
+
+ private:
+  const meter::MeterHooks* hooks_;
+  meter::MeterScope scope_;
+};
+
+meter::MeterCall meterCall(const Communicator& c, const QueuedCall& call, const CountedRows& rows) {
+  uint64_t kind = reinterpret_cast<uintptr_t>(c.log);
+  for (const uint64_t part : {static_cast<uint64_t>(call.op), static_cast<uint64_t>(call.type),
+                              static_cast<uint64_t>(call.count)}) {
+    kind = (kind ^ part) * 0x9e3779b97f4a7c15ull;
+    kind ^= kind >> 32;
+  }
+  return {call.stream, rows.size, kind};
 }
 
 // Lets runCompressed into the real NCCL unless one of the members is being aborted from another thread.
@@ -144,7 +192,8 @@ ncclResult_t runMembers(std::vector<MemberTurn>& members) {
     if (m.compressed.empty()) continue;
     const CompressedTurn& turn = turns[index++];
     for (size_t i = 0; i < m.compressed.size(); ++i) {
-      RunLogRow* row = m.rows[i];
+      if (m.rows[i].size != nullptr) bump(m.rows[i].size->bytes_sent, turn.stats[i].sent_bytes);
+      RunLogRow* row = m.rows[i].kind;
       if (row == nullptr) continue;
       bump(row->bytes_sent, turn.stats[i].sent_bytes);
       bump(row->launches, turn.stats[i].launches);
@@ -253,10 +302,14 @@ ncclResult_t dataCall(const RealNccl& fallback, const QueuedCall& call) {
       reason = decideCall(c->agreement, shape);
     }
   }
-  RunLogRow* row = count(*c, call, reason);
+  const bool noise = reason == Reason::kCompressed && c->agreement.settings.mode == Mode::kNoise;
+  const CountedRows row = count(*c, call, noise ? Reason::kNoise : reason);
   const bool compress = reason == Reason::kCompressed && buffersPresent(call);
 
+  const bool metered = Registry::get().meter() != nullptr;
   if (thread.group_depth == 0) {
+    const meter::MeterCall one = metered ? meterCall(*c, call, row) : meter::MeterCall{};
+    const Metered around(&one, metered ? 1 : 0);
     if (!compress) return forward(c->real->api, call);
     std::vector<MemberTurn> members(1);
     members[0].communicator = c;
@@ -266,6 +319,7 @@ ncclResult_t dataCall(const RealNccl& fallback, const QueuedCall& call) {
   }
 
   GroupQueue& queue = threadQueue();
+  if (metered) queue.metered.push_back(meterCall(*c, call, row));
   if (discardedByNccl(call) || passesAtOnce(queue, *c)) return forward(c->real->api, call);
   MemberTurn& turn = turnOf(queue, *c);
   if (compress) {
@@ -295,6 +349,9 @@ ncclResult_t groupStart(const RealNccl& real) {
 ncclResult_t groupEnd(const RealNccl& real) {
   ThreadState& thread = threadState();
   const RealNccl& library = thread.group_real != nullptr ? *thread.group_real : real;
+  std::vector<meter::MeterCall> metered;
+  if (thread.group_depth == 1 && thread.queue != nullptr) std::swap(metered, thread.queue->metered);
+  const Metered around(metered);
   ncclResult_t result;
   {
     const InsideReal inside;

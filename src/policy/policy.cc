@@ -47,6 +47,8 @@ const char* reasonText(Reason reason) {
       return "being captured into a CUDA graph";
     case Reason::kFp32AllGather:
       return "fp32 AllGather needs --ops allgather-fp32";
+    case Reason::kNoise:
+      return "with noise of one bf16 ulp added";
     case Reason::kCount:
       break;
   }
@@ -137,8 +139,12 @@ Reason decideCall(const Agreement& agreement, const CallShape& call) {
     default:
       return Reason::kOpNotSupported;
   }
+  const bool noise = s.mode == Mode::kNoise;
+  if (noise && call.op == CollectiveOp::kAllGather) return Reason::kOpNotSupported;
   DataType type;
   if (!wireDataType(call.type, &type)) return Reason::kTypeNotSupported;
+  // A created operator may be gone when a group ends.
+  if (noise && call.redop == RedOpKind::kPreMulSum) return Reason::kRedOpNotSupported;
   const bool reduces = call.op != CollectiveOp::kAllGather;
   if (reduces && call.redop != RedOpKind::kSum && call.redop != RedOpKind::kAvg &&
       call.redop != RedOpKind::kPreMulSum) {

@@ -44,6 +44,7 @@ enum class Reason : uint8_t {
   kEmpty,              // no elements
   kCapturing,          // being captured into a graph
   kFp32AllGather,      // fp32 AllGather needs --ops allgather-fp32
+  kNoise,              // exact, with noise added to the result
   kCount
 };
 

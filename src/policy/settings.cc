@@ -93,8 +93,29 @@ Result<Settings> readSettings(const std::function<const char*(const char*)>& loo
   const std::string_view mode = text("HALFWIRE_MODE");
   if (mode == "wire") {
     s.mode = Mode::kWire;
+  } else if (mode == "noise") {
+    s.mode = Mode::kNoise;
+  } else if (mode == "meter") {
+    s.meter = true;
   } else if (!mode.empty() && mode != "off") {
-    return invalid("HALFWIRE_MODE", mode, "off or wire");
+    return invalid("HALFWIRE_MODE", mode, "off, meter, wire or noise");
+  }
+  if (const std::string_view seed = text("HALFWIRE_SEED"); !seed.empty()) {
+    const auto number = parseInteger(seed, 0, INT64_MAX, "seed");
+    if (!number.ok()) return invalid("HALFWIRE_SEED", seed, "an integer from 0 on");
+    s.seed = static_cast<uint64_t>(number.value());
+  }
+
+  const std::string_view meter = text("HALFWIRE_METER");
+  if (meter == "on") {
+    s.meter = true;
+  } else if (!meter.empty() && meter != "off") {
+    return invalid("HALFWIRE_METER", meter, "on or off");
+  }
+  if (const std::string_view every = text("HALFWIRE_METER_EVERY"); !every.empty()) {
+    const auto steps = parseInteger(every, 1, 1'000'000, "number of steps");
+    if (!steps.ok()) return invalid("HALFWIRE_METER_EVERY", every, "a number of steps, 1 for all");
+    s.meter_every = static_cast<uint32_t>(steps.value());
   }
 
   const std::string_view format = text("HALFWIRE_FORMAT");
@@ -172,14 +193,15 @@ uint64_t settingsDigest(const Settings& s) {
         static_cast<uint64_t>(s.format.scale), static_cast<uint64_t>(s.format.block),
         static_cast<uint64_t>(s.ops), static_cast<uint64_t>(s.comms), static_cast<uint64_t>(s.comm_size),
         static_cast<uint64_t>(s.world_size), s.min_bytes.value_or(UINT64_MAX),
-        s.chunk_bytes.value_or(UINT64_MAX), static_cast<uint64_t>(s.overlap)}) {
+        s.chunk_bytes.value_or(UINT64_MAX), static_cast<uint64_t>(s.overlap), s.seed}) {
     hash = mix(hash, value);
   }
   return hash;
 }
 
 std::string describeSettings(const Settings& s) {
-  if (s.mode == Mode::kOff) return "off";
+  if (s.mode == Mode::kOff)
+    return s.meter ? fmt::format("off, meter on in one step of {}", s.meter_every) : "off";
   std::string ops;
   for (const OpName& op : kOpNames) {
     if (!(s.ops & static_cast<uint32_t>(op.bit))) continue;
@@ -190,6 +212,9 @@ std::string describeSettings(const Settings& s) {
   if (s.comms == CommScope::kWorld)
     comms = s.world_size > 0 ? fmt::format("world ({} ranks)", s.world_size) : "world";
   if (s.comms == CommScope::kSize) comms = fmt::format("of {} ranks", s.comm_size);
+  if (s.mode == Mode::kNoise)
+    return fmt::format("noise of one bf16 ulp, seed {}, {}, communicators {}, from {}", s.seed, ops, comms,
+                       s.min_bytes ? formatBytes(*s.min_bytes) : "auto");
   return fmt::format("wire {}/{}/{}, {}, communicators {}, from {}, chunks of {}",
                      elementFormatName(s.format.element), s.format.block, scaleFormatName(s.format.scale),
                      ops, comms, s.min_bytes ? formatBytes(*s.min_bytes) : "auto",

@@ -12,7 +12,11 @@
 
 namespace halfwire {
 
-enum class Mode : uint8_t { kOff = 0, kWire = 1 };
+enum class Mode : uint8_t {
+  kOff = 0,
+  kWire = 1,   // what the policy chooses goes as FP8
+  kNoise = 2,  // what it chooses of the reductions stays exact and gets noise of one ulp of bf16
+};
 
 // The operations that may be compressed, as bits of Settings::ops.
 enum class OpBit : uint32_t {
@@ -46,6 +50,9 @@ struct Settings {
   // Bytes of the user's buffer that the scratch holds at a time; nothing: by the link.
   std::optional<uint64_t> chunk_bytes;
   Overlap overlap = Overlap::kAuto;
+  uint64_t seed = 1;  // of the noise
+  bool meter = false;                 // measure exposed time: no decision depends on it
+  uint32_t meter_every = 16;          // in one step of so many
   std::string log_dir;  // HALFWIRE_LOG_DIR: where this process writes its counters; empty for nowhere
   std::string address = "127.0.0.1";  // HALFWIRE_ADDRESS: IPv4 address on which ranks of a communicator meet
   std::string nccl_path;              // HALFWIRE_NCCL: the real NCCL, where it cannot be found by itself
@@ -53,10 +60,10 @@ struct Settings {
 };
 
 // Reads the variables through `getenv`-like `lookup`. Every value is checked; the error names the variable
-// and what it may hold. Variables: HALFWIRE_MODE off|wire, HALFWIRE_FORMAT e4m3|e5m2|int8, HALFWIRE_BLOCK
+// and what it may hold. Variables: HALFWIRE_MODE off|meter|wire|noise (meter: off with HALFWIRE_METER on), HALFWIRE_SEED, HALFWIRE_FORMAT e4m3|e5m2|int8, HALFWIRE_BLOCK
 // 32|64|128|256, HALFWIRE_SCALE fp32|e8m0, HALFWIRE_OPS allreduce,reducescatter,allgather,allgather-fp32,
 // HALFWIRE_COMMS world|all|size:N, HALFWIRE_MIN_BYTES, HALFWIRE_CHUNK_BYTES, HALFWIRE_OVERLAP auto|on|off,
-// HALFWIRE_LOG_DIR, HALFWIRE_ADDRESS, HALFWIRE_NCCL, HALFWIRE_MEETING_TIMEOUT (seconds). The job's size comes
+// HALFWIRE_METER on|off, HALFWIRE_METER_EVERY, HALFWIRE_LOG_DIR, HALFWIRE_ADDRESS, HALFWIRE_NCCL, HALFWIRE_MEETING_TIMEOUT (seconds). The job's size comes
 // from WORLD_SIZE, OMPI_COMM_WORLD_SIZE, PMI_SIZE or SLURM_NTASKS, the first that is set.
 Result<Settings> readSettings(const std::function<const char*(const char*)>& lookup);
 

@@ -14,12 +14,12 @@ namespace {
 
 constexpr uint32_t kMaxGridY = 65535;
 
-enum class Operation : uint8_t { kQuantize, kDequantize, kReduce };
+enum class Operation : uint8_t { kQuantize, kDequantize, kReduce, kPerturb };
 
 struct Kernel {
   Operation operation;
   ElementFormat format;
-  uint32_t target;  // DataType, or kPacketTarget
+  uint32_t target;  // DataType, or kPacketTarget; of a perturb kernel bf16 for both types of 16 bits
   uint32_t path;    // CodecPath, or kAnyPath
   uint32_t blocks;  // of a quantize kernel
 };
@@ -64,10 +64,15 @@ constexpr Table makeTable() {
       }
     }
   }
+  for (const DataType type : {DataType::kBf16, DataType::kFp32})
+    table.kernel.at(table.size++) = {Operation::kPerturb, ElementFormat::kE4M3, static_cast<uint32_t>(type),
+                                     kAnyPath, 1};
   return table;
 }
 
 constexpr Table kTable = makeTable();
+constexpr uint32_t kPerturb16 = kCudaKernels - 2;
+constexpr uint32_t kPerturb32 = kCudaKernels - 1;
 static_assert(kTable.size == kCudaKernels);
 
 uint32_t kernelIndex(Operation operation, ElementFormat format, uint32_t target, CodecPath path,
@@ -85,6 +90,10 @@ std::array<std::string, kCudaKernels> makeNames() {
   std::array<std::string, kCudaKernels> names;
   for (uint32_t i = 0; i < kCudaKernels; ++i) {
     const Kernel& k = kTable.kernel[i];
+    if (k.operation == Operation::kPerturb) {
+      names[i] = i == kPerturb16 ? "halfwire_perturb_16" : "halfwire_perturb_32";
+      continue;
+    }
     std::string& name = names[i];
     name.append("halfwire_").append(kOperations[static_cast<uint32_t>(k.operation)]).append("_");
     name.append(kFormats[static_cast<uint32_t>(k.format)]).append("_").append(kTargets[k.target]).append("_");
@@ -198,6 +207,16 @@ bool cudaLaunch(const ReduceJob& job, CodecPath path, uint32_t part, CudaLaunch*
   return true;
 }
 
+bool cudaLaunch(const PerturbJob& job, CodecPath, uint32_t part, CudaLaunch* out) {
+  if (part != 0 || job.elements == 0) return false;
+  out->kernel = job.type == DataType::kFp32 ? kPerturb32 : kPerturb16;
+  out->grid_x = tiles(job.elements, cuda::kPerturbThreads * cuda::kPerturbRepeat);
+  out->grid_y = 1;
+  out->threads = cuda::kPerturbThreads;
+  out->params = PerturbParams{job.data, job.elements, job.seed, perturbStep(job.type)};
+  return true;
+}
+
 CudaLaunch cudaEmptyLaunch(uint32_t index) {
   CudaLaunch launch;
   launch.kernel = index;
@@ -214,6 +233,10 @@ CudaLaunch cudaEmptyLaunch(uint32_t index) {
     case Operation::kReduce:
       launch.threads = cuda::kReduceThreads;
       launch.params = ReduceParams{};
+      break;
+    case Operation::kPerturb:
+      launch.threads = cuda::kPerturbThreads;
+      launch.params = PerturbParams{};
       break;
   }
   return launch;

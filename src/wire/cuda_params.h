@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #include "wire/format.h"
+#include "wire/perturb.h"
 
 namespace halfwire {
 
@@ -59,6 +60,14 @@ struct ReduceParams {
   float bound;             // b of docs/wire-format.md
   uint32_t overflow_bits;  // bits of O(T)
   ScaleFormat scale;
+};
+
+// One perturb launch: grid.x tiles of the elements.
+struct PerturbParams {
+  void* data;
+  uint64_t elements;
+  uint64_t seed;
+  PerturbStep step;
 };
 
 }  // namespace halfwire

@@ -33,6 +33,9 @@ inline constexpr uint32_t kDequantizeThreads = 256;
 inline constexpr uint32_t kDequantizeResident = 1280;
 constexpr uint32_t dequantizeRepeat(DataType) { return 1; }
 
+inline constexpr uint32_t kPerturbThreads = 256;
+inline constexpr uint32_t kPerturbRepeat = 16;  // elements of a thread
+
 inline constexpr uint32_t kReduceThreads = 128;
 inline constexpr uint32_t kReduceResident = 1024;
 inline constexpr uint32_t kReduceDepth = 4;

@@ -2,6 +2,7 @@
 //   halfwire_quantize_<format>_<type>_<path>_<blocks per thread>
 //   halfwire_dequantize_<format>_<type>_<path>
 //   halfwire_reduce_<format>_<packet or type>_<path>
+//   halfwire_perturb_<bits of an element>
 // The hardware path exists in images for compute capability 8.9 and later; where the two paths are one, it is
 // "any".
 #include "wire/cuda_kernels.h"
@@ -72,3 +73,21 @@ HALFWIRE_REDUCE_ELEMENTS(int8, kInt8, any, kSoftware)
 HALFWIRE_REDUCE(e4m3, kE4M3, packet, toPacket, software, kSoftware)
 HALFWIRE_REDUCE(e5m2, kE5M2, packet, toPacket, software, kSoftware)
 HALFWIRE_REDUCE(int8, kInt8, packet, toPacket, any, kSoftware)
+
+template <class Bits>
+__device__ __forceinline__ void perturbTile(const halfwire::PerturbParams& p) {
+  auto* data = static_cast<Bits*>(p.data);
+  uint64_t i = uint64_t{blockIdx.x} * cuda::kPerturbThreads * cuda::kPerturbRepeat + threadIdx.x;
+#pragma unroll 4
+  for (uint32_t k = 0; k < cuda::kPerturbRepeat && i < p.elements; ++k, i += cuda::kPerturbThreads)
+    data[i] = static_cast<Bits>(halfwire::perturbed(data[i], p.step, p.seed, i));
+}
+
+extern "C" __global__ void __launch_bounds__(cuda::kPerturbThreads)
+    halfwire_perturb_16(const __grid_constant__ halfwire::PerturbParams p) {
+  perturbTile<uint16_t>(p);
+}
+extern "C" __global__ void __launch_bounds__(cuda::kPerturbThreads)
+    halfwire_perturb_32(const __grid_constant__ halfwire::PerturbParams p) {
+  perturbTile<uint32_t>(p);
+}
