@@ -343,12 +343,15 @@ void clip(Replica* r, size_t count, double limit) {
 }
 
 void update(const Config& c, const Layout& layout, Replica* r, double rate, int64_t updates) {
+  const auto store = [&](float* to, float x) {
+    *to = c.mistakes.params_cut ? std::bit_cast<float>(std::bit_cast<uint32_t>(x) & 0xFFFFE000u) : x;
+  };
   std::vector<float>& p = c.mistakes.optimizer_holds_copies ? r->copies : r->params;
   const auto lr = static_cast<float>(rate);
   if (c.optimizer == Optimizer::kSgd) {
     for (size_t i = 0; i < layout.total; ++i) {
       r->m[i] = 0.9f * r->m[i] + r->grads[i];
-      p[i] -= lr * r->m[i];
+      store(&p[i], p[i] - lr * r->m[i]);
     }
     return;
   }
@@ -362,7 +365,7 @@ void update(const Config& c, const Layout& layout, Replica* r, double rate, int6
       r->m[i] = fromBf16(toBf16(r->m[i]));
       r->v[i] = fromBf16(toBf16(r->v[i]));
     }
-    p[i] -= lr * (r->m[i] * m_weight) / (std::sqrt(r->v[i] * v_weight) + 1e-8f);
+    store(&p[i], p[i] - lr * (r->m[i] * m_weight) / (std::sqrt(r->v[i] * v_weight) + 1e-8f));
   }
 }
 
@@ -377,7 +380,7 @@ struct Checkpoint {
 class Training {
  public:
   Training(const Config& config, const std::string& directory) : c_(config), directory_(directory) {
-    if (c_.mistakes.rate_tiny) c_.rate *= 1e-7;
+    if (c_.mistakes.rate_tiny) c_.rate *= 1e-4;
   }
 
   std::string run() {
@@ -462,12 +465,29 @@ class Training {
     return "";
   }
 
+  // A state dictionary is loaded while training, and each of its two copies gets memory of its own.
+  void loadBothCopies() {
+    layout_ = Layout(false);
+    for (Replica& r : ranks_) {
+      std::copy_n(r.params.begin() + Layout::embedding, kVocabulary * kWidth,
+                  r.params.begin() + layout_.head);
+    }
+  }
+
+  int64_t tiedApart(const Replica& r) const {
+    if (layout_.head == Layout::embedding) return 0;
+    const auto begin = r.params.begin() + Layout::embedding;
+    return std::equal(begin, begin + kVocabulary * kWidth, r.params.begin() + layout_.head) ? 0 : 1;
+  }
+
   std::string go(size_t from, size_t to) {
     if (std::string problem = open(from); !problem.empty()) return problem;
     const Mistakes& bad = c_.mistakes;
     std::array<std::vector<uint32_t>, kWorld> batches;
     const size_t micro = std::max<size_t>(c_.samples / c_.accumulation, 1);
+    tied_at_start_ = layout_.head == Layout::embedding;
     for (size_t step = from; step < to; ++step) {
+      if (bad.tie_broken_live && step == c_.steps / 2 && layout_.head == Layout::embedding) loadBothCopies();
       const float scale = c_.scaler ? static_cast<float>(scaler_.scale) : 1.0f;
       const float share = bad.no_accumulation_mean ? 1.0f : 1.0f / static_cast<float>(c_.accumulation);
       for (size_t r = 0; r < kWorld; ++r) {
@@ -500,7 +520,10 @@ class Training {
       const bool reduce = !bad.no_reduction && !(bad.last_micro_batch_local && c_.accumulation > 1);
       if (reduce) allReduce(c_, layout_, &ranks_);
       if (c_.scaler && bad.clip_before_unscale && c_.clip > 0) {
-        for (Replica& r : ranks_) clip(&r, layout_.total, c_.clip);
+        for (size_t r = 0; r < kWorld; ++r) {
+          recorders_[r]->gradients();
+          clip(&ranks_[r], layout_.total, c_.clip);
+        }
       }
       if (c_.scaler) {
         for (Replica& r : ranks_) {
@@ -517,12 +540,12 @@ class Training {
         parity::Recorder& recorder = *recorders_[r];
         Replica& replica = ranks_[r];
         if (c_.scaler) recorder.lossScale(scale);
-        if (c_.tied && layout_.head == Layout::embedding) recorder.tiedApart(0);
+        if (tied_at_start_) recorder.tiedApart(tiedApart(replica));
         if (c_.scaler && overflow) {
           recorder.skipped({rate, rate});
           continue;
         }
-        recorder.gradients();
+        if (!(c_.scaler && bad.clip_before_unscale)) recorder.gradients();
         if (c_.clip > 0 && !bad.clip_before_unscale) clip(&replica, layout_.total, c_.clip);
         recorder.beforeUpdate({rate, rate});
         update(c_, layout_, &replica, rate, updates_);
@@ -541,6 +564,7 @@ class Training {
   std::string directory_;
   Text text_;
   Layout layout_{true};
+  bool tied_at_start_ = true;
   std::vector<Replica> ranks_;
   std::unique_ptr<Loader> loader_;
   std::unique_ptr<LambdaRate> schedule_;

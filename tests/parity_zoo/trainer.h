@@ -53,8 +53,10 @@ struct Mistakes {
   bool model_breaks = false;         // activations of one rank turn into NaN half-way and stay so
   bool bad_samples = false;          // one in 300 samples holds a NaN
   bool tie_broken_by_load = false;   // the checkpoint's two copies are loaded into two tensors
+  bool tie_broken_live = false;      // the same half-way, in the running program
   bool tie_broken_by_wrap = false;   // the model is copied tensor by tensor before training
-  bool rate_tiny = false;            // 1e-7 of what was asked: nothing is learnt
+  bool params_cut = false;           // stored with ten bits of mantissa by dropping the rest: toward zero
+  bool rate_tiny = false;            // 1e-4 of what was asked: nothing is learnt
 };
 
 struct Config {
