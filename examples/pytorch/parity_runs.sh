@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# Trains examples/pytorch/gpt.py on four ranks that share one GPU, exactly and over the compressed wire, and records every
-# run for `halfwire parity`. Can be called again and again: finished runs are kept, the others are done.
+# Trains examples/pytorch/gpt.py on four ranks that share one GPU, exactly, over the compressed wire, and exactly with noise
+# of one bf16 ulp (twins of the exact runs), and records every run for `halfwire parity`. Can be called again and again: finished runs are kept, the others are done.
 #   examples/pytorch/parity_runs.sh BUILD OUT [--runs "exact-1 e4m3-1 ..."] [--steps N] [--seconds LIMIT] [--pack FILE.tar.gz]
-#   halfwire parity OUT/exact-* --candidate OUT/e4m3-*
+#   halfwire parity OUT/exact-* --candidate OUT/e4m3-* --noise OUT/noise-*
 # BUILD holds bin/halfwire. --seconds: no run is begun that would probably end after this many seconds; the exit code is
 # 3 while runs are missing. --pack: all finished runs and their logs as one archive, also when some are missing.
 # Further arguments for gpt.py go into GPT_ARGS, a python other than python3 into PYTHON.
@@ -13,7 +13,7 @@ halfwire=$(cd "$1" && pwd)/bin/halfwire
 mkdir -p "$2"
 out=$(cd "$2" && pwd)
 shift 2
-runs="exact-1 e4m3-1 int8-1 exact-2 e4m3-2 int8-2 exact-3 e4m3-3 int8-3"
+runs="exact-1 e4m3-1 int8-1 noise-1 exact-2 e4m3-2 int8-2 noise-2 exact-3 e4m3-3 int8-3 noise-3"
 steps=1000 limit=100000 pack=""
 while [ $# -gt 0 ]; do
   [ $# -ge 2 ] || { echo "$1 needs a value" >&2; exit 2; }
@@ -43,7 +43,8 @@ for run in $runs; do
   case $variant in
     exact) how=(--mode off) ;;
     e4m3 | e5m2 | int8) how=(--mode wire --format "$variant" --min-bytes 1KiB) ;;
-    *) echo "$run: a run is exact-SEED, e4m3-SEED, e5m2-SEED or int8-SEED" >&2; exit 2 ;;
+    noise) how=(--mode noise --seed "$seed" --min-bytes 1KiB) ;;
+    *) echo "$run: a run is exact-SEED, e4m3-SEED, e5m2-SEED, int8-SEED or noise-SEED" >&2; exit 2 ;;
   esac
   [ -e "$out/$run/rank0.jsonl" ] && continue
   if [ $((SECONDS + longest + longest / 5)) -gt "$limit" ]; then
