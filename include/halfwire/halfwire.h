@@ -14,6 +14,11 @@ const char* halfwire_version(void);
    The string is valid until the next NCCL call on this thread. ncclGetLastError gives the same sentence. */
 const char* halfwire_last_error(void);
 
+/* Says that a training step begins now: the exposure meter counts by it. Does nothing while the meter is off, and costs
+   a few nanoseconds then. Call it at the same place of every step, from one thread. A program that is not linked with
+   the library looks it up with dlsym(RTLD_DEFAULT, "halfwire_step") and skips the call where that is null. */
+void halfwire_step(void);
+
 #ifdef __cplusplus
 }
 #endif

@@ -108,6 +108,10 @@ HALFWIRE_EXPORT const char* halfwire_last_error(void) {
   return error != nullptr ? error : "";
 }
 
+HALFWIRE_EXPORT void halfwire_step(void) {
+  if (const halfwire::meter::MeterHooks* meter = halfwire::Registry::get().meter()) meter->step();
+}
+
 HALFWIRE_EXPORT ncclResult_t ncclGetUniqueId(ncclUniqueId* uniqueId){HALFWIRE_GUARDED({
   const RealNccl* real = realOrRefuse();
   if (real == nullptr) return ncclSystemError;

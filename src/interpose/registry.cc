@@ -1,5 +1,6 @@
 #include "interpose/registry.h"
 
+#include <dlfcn.h>
 #include <pthread.h>
 #include <unistd.h>
 
@@ -111,7 +112,25 @@ RunLog* Registry::log() {
     Registry& r = Registry::get();
     if (r.counting() && r.log_ != nullptr) r.log_->file().closed.store(1);
   });
+  if (settings_.ok() && settings_.value().meter) startMeter(f);
   return log_.get();
+}
+
+void Registry::startMeter(RunLogFile& f) {
+  const auto find = reinterpret_cast<meter::MeterHooksFunction>(dlsym(RTLD_DEFAULT, HALFWIRE_METER_SYMBOL));
+  const meter::MeterHooks* hooks = find != nullptr ? find() : nullptr;
+  if (hooks == nullptr || hooks->version != 1 || hooks->bytes != sizeof(meter::MeterHooks)) {
+    f.meter.state.store(static_cast<uint32_t>(MeterState::kRefused));
+    RunLog::setText(
+        f.meter.words,
+        hooks == nullptr
+            ? "libhalfwire-meter.so is not in this process: `halfwire run --mode meter` or `--meter on` "
+              "preloads it, and LD_PRELOAD must reach the workers with both libraries"
+            : "libhalfwire-meter.so is of another build than libhalfwire.so: install both together");
+    return;
+  }
+  hooks->start(&f, settings_.value().meter_every);
+  if (f.meter.state.load() == static_cast<uint32_t>(MeterState::kOn)) meter_.store(hooks);
 }
 
 void Registry::add(std::unique_ptr<Communicator> c, const std::string& note, uint64_t connection_bytes) {

@@ -15,6 +15,7 @@
 #include "collective/compressor.h"
 #include "interpose/meeting.h"
 #include "interpose/resolver.h"
+#include "meter/hooks.h"
 #include "policy/policy.h"
 #include "policy/run_log.h"
 
@@ -94,15 +95,22 @@ class Registry {
   // Notes an error of ours for the report.
   void noteError(const std::string& words);
 
+  // The exposure meter once it has started, else null.
+  const meter::MeterHooks* meter() const { return meter_.load(std::memory_order_relaxed); }
+
   // The run log may be written: false in a forked child, whose counters would be its parent's.
   bool counting() const { return counting_.load(std::memory_order_relaxed); }
-  void stopCounting() { counting_.store(false, std::memory_order_relaxed); }
+  void stopCounting() {
+    counting_.store(false, std::memory_order_relaxed);
+    meter_.store(nullptr, std::memory_order_relaxed);
+  }
 
   uint64_t nextClique() { return cliques_.fetch_add(1, std::memory_order_relaxed); }
 
  private:
   Registry();
   RunLog* log();
+  void startMeter(RunLogFile& file);
 
   struct Slot {
     std::atomic<ncclComm_t> key{nullptr};
@@ -120,6 +128,7 @@ class Registry {
   int meeting_pid_ = 0;
   std::unique_ptr<RunLog> log_;
   bool log_tried_ = false;
+  std::atomic<const meter::MeterHooks*> meter_{nullptr};
   std::vector<std::unique_ptr<Communicator>> parked_;
   std::mutex devices_mutex_;
   std::map<std::pair<const RealNccl*, int>, std::weak_ptr<Device>> devices_;

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "interpose/registry.h"
+#include "meter/hooks.h"
 
 namespace halfwire {
 
@@ -27,12 +28,18 @@ struct QueuedCall {
 // Issues the call to the real library, unchanged.
 ncclResult_t issue(const NcclApi& api, const QueuedCall& call);
 
+// Where a call is counted; either may be null.
+struct CountedRows {
+  RunLogRow* kind = nullptr;
+  RunLogSize* size = nullptr;  // only while the meter is on
+};
+
 // A communicator's part of a group: what runs at its turn when the outermost group ends.
 struct MemberTurn {
   Communicator* communicator = nullptr;
   std::vector<QueuedCall> forwarded;  // collectives that are not compressed
   std::vector<CompressedCall> compressed;
-  std::vector<RunLogRow*> rows;  // of the compressed calls
+  std::vector<CountedRows> rows;  // of the compressed calls
   std::vector<QueuedCall> p2p;
 };
 
@@ -69,6 +76,7 @@ struct GroupQueue {
       passed;  // communicators whose calls went to the open group before any turn was queued
   std::vector<NewCommunicator> inits;
   std::vector<DestroyedOp> destroyed_ops;
+  std::vector<meter::MeterCall> metered;  // the group's calls, for the meter
 
   void clear() {
     turns.clear();
