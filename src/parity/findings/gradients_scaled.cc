@@ -61,8 +61,8 @@ void findGradientsScaled(const Subject& baseline, const Subject& candidate, Find
   if (paired >= 3) {
     const std::span<const double> start = std::span(ratios).first(std::min<size_t>(paired, 5));
     log_factor = median(start);
-    close = std::fabs(log_factor) > std::log(1.25);
-    for (const double r : start) close = close && std::fabs(r - log_factor) < 0.1;
+    close = std::fabs(log_factor) > std::log(1.05);
+    for (const double r : start) close = close && std::fabs(r - log_factor) < 0.25 * std::fabs(log_factor);
   } else if (ratios.size() >= 10) {
     log_factor = median(ratios);
     std::vector<double> sorted = ratios;
@@ -86,7 +86,8 @@ void findGradientsScaled(const Subject& baseline, const Subject& candidate, Find
       paired >= 3 ? "equal" : "different");
   if (name.empty()) {
     f.cause =
-        "the loss or the gradients are multiplied by a constant, or averaged over another number of samples";
+        "the loss or the gradients are multiplied by a constant, averaged over another number of samples, or "
+        "rounded toward zero";
   } else {
     f.cause = "near " + name + ": gradients summed where they should be averaged, or averaged twice";
   }
