@@ -37,11 +37,16 @@ struct Setting {
 
 struct RunOptions {
   std::vector<Setting> settings = {
-      {"--mode", "HALFWIRE_MODE", "off|wire|noise",
-       "off: nothing is compressed; wire: collectives go as FP8; noise: they stay exact and their results "
+      {"--mode", "HALFWIRE_MODE", "off|meter|wire|noise",
+       "off: nothing is compressed; meter: off, and what the job waits for is measured; wire: collectives go "
+       "as FP8; noise: they stay exact and their results "
        "get noise of "
        "one bf16 ulp, for a twin that `halfwire parity --noise` takes (default: wire)"},
       {"--seed", "HALFWIRE_SEED", "N", "of the noise (default: 1)"},
+      {"--meter", "HALFWIRE_METER", "on|off",
+       "measure how long streams wait for collectives, beneath any mode (default: off; --mode meter turns it "
+       "on)"},
+      {"--meter-every", "HALFWIRE_METER_EVERY", "N", "in one step of so many (default: 16)"},
       {"--format", "HALFWIRE_FORMAT", "FORMAT", "element format: e4m3, e5m2 or int8 (default: e4m3)"},
       {"--block", "HALFWIRE_BLOCK", "N", "elements that share a scale: 32, 64, 128 or 256 (default: 128)"},
       {"--scale", "HALFWIRE_SCALE", "SCALE", "scale format: fp32 or e8m0 (default: fp32)"},
@@ -73,8 +78,9 @@ struct RunOptions {
 // Variables that Halfwire and its host engine read, beyond those that have an option. The last two are the
 // test suite's.
 constexpr const char* kOtherVariables[] = {
-    "HALFWIRE_LOG_DIR",   "HALFWIRE_NCCL",         "HALFWIRE_MEETING_TIMEOUT", "HALFWIRE_HOST_DEVICES",
-    "HALFWIRE_HOST_SEED", "HALFWIRE_HOST_ADDRESS", "HALFWIRE_SOURCE_DIR",      "HALFWIRE_BUILD_DIR"};
+    "HALFWIRE_LOG_DIR",      "HALFWIRE_NCCL",       "HALFWIRE_MEETING_TIMEOUT",
+    "HALFWIRE_HOST_DEVICES", "HALFWIRE_HOST_SEED",  "HALFWIRE_HOST_ADDRESS",
+    "HALFWIRE_HOST_TRACE",   "HALFWIRE_SOURCE_DIR", "HALFWIRE_BUILD_DIR"};
 
 int refuse(const std::string& sentence) {
   fmt::print(stderr, "halfwire run: {}\n", sentence);
@@ -265,7 +271,15 @@ int run(const RunOptions& options, const std::vector<std::string>& command) {
   const auto preload =
       preloadValue(existing == nullptr ? "" : existing, library.value(), HALFWIRE_SANITIZER_RUNTIME);
   if (!preload.ok()) return refuse(preload.status().message());
-  setVariable(&environment, "LD_PRELOAD", preload.value());
+  std::string libraries = preload.value();
+  if (settings.value().meter) {
+    const auto meter = findMeterLibrary();
+    if (!meter.ok()) return refuse(meter.status().message());
+    const auto both = preloadValue(libraries, meter.value(), "");
+    if (!both.ok()) return refuse(both.status().message());
+    libraries = both.value();
+  }
+  setVariable(&environment, "LD_PRELOAD", libraries);
   if (Status status = checkPreload(environment, library.value()); !status.ok())
     return refuse(status.message());
 

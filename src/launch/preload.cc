@@ -92,6 +92,17 @@ Result<std::string> findPreloadLibrary() {
           library.string(), std::strerror(errno)));
 }
 
+Result<std::string> findMeterLibrary() {
+  const auto library = findPreloadLibrary();
+  if (!library.ok()) return library;
+  const std::string meter =
+      (std::filesystem::path(library.value()).parent_path() / "libhalfwire-meter.so").string();
+  if (access(meter.c_str(), R_OK) == 0) return meter;
+  return Status(StatusCode::kUnavailable,
+                fmt::format("cannot read {} ({}): build it or keep both libraries of one build together",
+                            meter, std::strerror(errno)));
+}
+
 Result<std::string> preloadValue(const std::string& existing, const std::string& library,
                                  const std::string& runtime) {
   if (library.find_first_of(": ") != std::string::npos) {

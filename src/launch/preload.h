@@ -11,6 +11,9 @@ namespace halfwire {
 // libhalfwire.so of the build or installation that this program belongs to: ../lib beside its own folder.
 Result<std::string> findPreloadLibrary();
 
+// The exposure meter's library beside it, which is preloaded as well where the meter is on.
+Result<std::string> findMeterLibrary();
+
 // `existing` with `library` after it: what was preloaded before stays in front. The loader splits the value
 // at spaces and colons, so a path that holds one is refused. `runtime`, if not empty, goes first (a
 // sanitizer's runtime).
