@@ -172,7 +172,7 @@ class Recorder {
 
   const std::string& error() const { return error_; }
 
-  // A hash of bytes that depends on their order: four lanes of multiply and rotate, joined at the end.
+  // A hash of bytes that depends on their order: four lanes of multiplications, joined at the end.
   static uint64_t hash(const void* data, size_t bytes, uint64_t seed) {
     constexpr uint64_t kA = 0x9E3779B97F4A7C15ull, kB = 0xC2B2AE3D27D4EB4Full;
     std::array<uint64_t, 4> lane = {seed ^ kA, seed + kB, seed * kA + 1, ~seed};
@@ -182,13 +182,13 @@ class Recorder {
       for (size_t i = 0; i < 4; ++i) {
         uint64_t word;
         std::memcpy(&word, at + 8 * i, 8);
-        lane[i] = std::rotl((lane[i] ^ word) * kA, 29);
+        lane[i] = mixed(lane[i], word);
       }
     }
     if (left > 0) {
       std::array<uint64_t, 4> tail = {};
       std::memcpy(tail.data(), at, left);
-      for (size_t i = 0; i < 4; ++i) lane[i] = std::rotl((lane[i] ^ tail[i]) * kA, 29);
+      for (size_t i = 0; i < 4; ++i) lane[i] = mixed(lane[i], tail[i]);
     }
     uint64_t h = bytes * kB;
     for (const uint64_t l : lane) {
@@ -213,6 +213,13 @@ class Recorder {
   };
 
   Recorder() = default;
+
+  // The word is spread over all bits before it meets the lane: a change of a top bit must not look like one
+  // of a bit of the next word.
+  static uint64_t mixed(uint64_t lane, uint64_t word) {
+    word = (word ^ word >> 32) * 0xD6E8FEB86659FD93ull;
+    return std::rotl((lane ^ word ^ word >> 32) * 0x9E3779B97F4A7C15ull, 29);
+  }
 
   static size_t width(Type t) { return t == Type::kFp64 ? 8 : t == Type::kFp32 ? 4 : 2; }
 

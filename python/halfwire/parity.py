@@ -236,7 +236,8 @@ class Recorder:
     @classmethod
     def attach(cls, optimizer, path, **options):
         """Starts recording `optimizer`'s steps into the directory `path`, which is made if missing. All ranks name the
-        same directory. Raises FileExistsError if this rank's file is there already: a record is never overwritten.
+        same directory. Raises FileExistsError if this rank's file is there already: a record is never overwritten. A
+        resumed run (`step` above 0) goes on with the file, or begins one in a directory of its own.
 
         model            for names of the sample, tied weights, dropout; also tells DDP from others
         scaler           the GradScaler: loss scale, skipped steps
@@ -438,14 +439,26 @@ class Recorder:
     def _open(self, path):
         os.makedirs(path, exist_ok=True)
         name = os.path.join(os.fspath(path), f"rank{self._rank}.jsonl")
+        goes_on = self._first > 0  # a resumed run may go on with its file
+        flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW | (0 if goes_on else os.O_EXCL)
         try:
-            self._fd = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC, 0o644)
+            self._fd = os.open(name, flags, 0o644)
         except FileExistsError:
-            raise FileExistsError(
-                f"{name} exists: each run, and each resumed part of one, needs a directory of its own") from None
-        if not stat.S_ISREG(os.fstat(self._fd).st_mode):
+            raise FileExistsError(f"{name} exists: a run needs a directory of its own") from None
+        try:
+            if not stat.S_ISREG(os.fstat(self._fd).st_mode):
+                raise OSError(f"{name} is not a plain file")
+            end = os.fstat(self._fd).st_size
+            while end > 0:  # a killed run may have left half a line
+                begin = max(0, end - 65536)
+                newline = os.pread(self._fd, end - begin, begin).rfind(b"\n")
+                end = begin + newline + 1 if newline >= 0 else begin
+                if newline >= 0:
+                    break
+            os.ftruncate(self._fd, end)
+        except BaseException:
             os.close(self._fd)
-            raise OSError(f"{name} is not a plain file")
+            raise
 
     def _header(self, model, seed, warmup, sharded, reduced, tied_expected, dropout):
         every_param = [p for group in self._params for p in group]
