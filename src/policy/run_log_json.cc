@@ -9,6 +9,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <limits>
 #include <map>
 #include <nlohmann/json.hpp>
 #include <set>
@@ -51,11 +52,9 @@ size_t printableSequence(std::string_view text) {
   return 0;
 }
 
-// A field's text up to its zero or its end, with '?' for every byte that a terminal or JSON could stumble
+// Text with '?' for every byte that a terminal or JSON could stumble
 // over.
-template <size_t N>
-std::string fieldText(const char (&field)[N]) {
-  std::string_view rest(field, strnlen(field, N));
+std::string printable(std::string_view rest) {
   std::string text;
   while (!rest.empty()) {
     const size_t n = printableSequence(rest);
@@ -63,6 +62,11 @@ std::string fieldText(const char (&field)[N]) {
     rest.remove_prefix(n == 0 ? 1 : n);
   }
   return text;
+}
+
+template <size_t N>
+std::string fieldText(const char (&field)[N]) {
+  return printable({field, strnlen(field, N)});
 }
 
 uint64_t get(const std::atomic<uint64_t>& value) { return value.load(std::memory_order_relaxed); }
@@ -105,6 +109,76 @@ Status parseCommunicator(const RunLogCommunicator& in, RunLogComm* out) {
     call.in_place = get(row.in_place);
     if (call.calls != 0) out->calls.push_back(call);
   }
+  return {};
+}
+
+void parseSizes(const RunLogCommunicator& in, RunLogComm* out) {
+  out->dropped_sizes = get(in.dropped_sizes);
+  for (const RunLogSize& row : in.sizes) {
+    const uint32_t key = row.key.load(std::memory_order_relaxed);
+    if (key == 0) continue;
+    const uint32_t op = (key - 1) & 0xff;
+    const uint32_t exponent = (key - 1) >> 16;
+    if (op >= static_cast<uint32_t>(CollectiveOp::kCount) || exponent > 63) continue;  // never ours
+    RunLogSized sized;
+    sized.op = static_cast<CollectiveOp>(op);
+    sized.type = static_cast<ncclDataType_t>(std::min<uint32_t>((key - 1) >> 8 & 0xff, ncclNumTypes));
+    sized.size_bucket = uint64_t{1} << exponent;
+    sized.calls = get(row.calls);
+    sized.bytes_asked = get(row.bytes_asked);
+    sized.bytes_ring = get(row.bytes_ring);
+    sized.bytes_sent = get(row.bytes_sent);
+    sized.sampled_calls = get(row.sampled_calls);
+    sized.waits = get(row.waits);
+    sized.exposed_ns = get(row.exposed_ns);
+    if (sized.calls != 0) out->sizes.push_back(sized);
+  }
+}
+
+Status parseMeter(const RunLogFile& file, RunLogMeterRecord* out) {
+  const RunLogMeter& m = file.meter;
+  const uint32_t state = m.state.load(std::memory_order_relaxed);
+  const uint32_t source = m.source.load(std::memory_order_relaxed);
+  if (state > static_cast<uint32_t>(MeterState::kRefused) ||
+      source > static_cast<uint32_t>(StepSource::kDetected))
+    return damaged(fmt::format("its meter claims state {} and steps {}", state, source));
+  out->state = static_cast<MeterState>(state);
+  out->source = static_cast<StepSource>(source);
+  out->every = m.every;
+  out->warmup = m.warmup;
+  out->words = fieldText(m.words);
+  out->collectives = get(m.collectives);
+  out->event_calls = get(m.event_calls);
+  out->steps_begun = get(m.steps);
+  out->checked = get(m.checked);
+  out->predicted = get(m.predicted);
+  out->waits = get(m.waits);
+  out->unmeasured = get(m.unmeasured);
+  out->captured = get(m.captured);
+  out->lost_marks = get(m.lost_marks);
+  out->blocking = get(m.blocking);
+  for (const RunLogStep& in : file.step) {
+    const uint64_t number = get(in.number);
+    if (number == 0) continue;
+    RunLogStepRecord step;
+    step.number = number - 1;
+    step.begin_ns = in.begin_ns;
+    step.duration_ns = in.duration_ns;
+    step.calls = in.calls;
+    step.bytes_asked = in.bytes_asked;
+    step.bytes_ring = in.bytes_ring;
+    step.bytes_sent = in.bytes_sent;
+    step.host_blocked_ns = in.host_blocked_ns;
+    step.host_behind_ns = in.host_behind_ns;
+    step.sampled = in.sampled != 0;
+    step.measured = step.sampled && in.measured.load(std::memory_order_relaxed) != 0;
+    step.exposed_ns = step.measured ? get(in.exposed_ns) : 0;
+    step.waits = in.waits;
+    step.unmeasured = in.unmeasured;
+    out->steps.push_back(step);
+  }
+  std::sort(out->steps.begin(), out->steps.end(),
+            [](const auto& a, const auto& b) { return a.number < b.number; });
   return {};
 }
 
@@ -291,6 +365,203 @@ void appendShared(const char* what, const std::vector<RunLogRecord>& records,
   }
 }
 
+constexpr const char* kStates[] = {"off", "on", "refused"};
+constexpr const char* kSources[] = {"none", "marked", "detected"};
+
+nlohmann::ordered_json meterJson(const RunLogMeterRecord& m) {
+  nlohmann::ordered_json steps = nlohmann::ordered_json::array();
+  for (const RunLogStepRecord& s : m.steps) {
+    steps.push_back(
+        {{"number", s.number},
+         {"begin_ns", s.begin_ns},
+         {"duration_ns", s.duration_ns},
+         {"calls", s.calls},
+         {"bytes_asked", s.bytes_asked},
+         {"bytes_exact_ring", s.bytes_ring},
+         {"bytes_sent", s.bytes_sent},
+         {"host_blocked_ns", s.host_blocked_ns},
+         {"host_behind_ns", s.host_behind_ns},
+         {"sampled", s.sampled},
+         {"exposed_ns", s.measured ? nlohmann::ordered_json(s.exposed_ns) : nlohmann::ordered_json()},
+         {"waits", s.waits},
+         {"unmeasured", s.unmeasured}});
+  }
+  return {{"state", kStates[static_cast<size_t>(m.state)]},
+          {"words", m.words},
+          {"steps_from", kSources[static_cast<size_t>(m.source)]},
+          {"every", m.every},
+          {"warmup", m.warmup},
+          {"collectives", m.collectives},
+          {"event_calls", m.event_calls},
+          {"steps_begun", m.steps_begun},
+          {"checked", m.checked},
+          {"predicted", m.predicted},
+          {"waits", m.waits},
+          {"unmeasured", m.unmeasured},
+          {"captured", m.captured},
+          {"lost_marks", m.lost_marks},
+          {"blocking_streams", m.blocking},
+          {"steps", std::move(steps)}};
+}
+
+// Takes fields out of a JSON object; the first that is missing or of another kind is remembered.
+class JsonFields {
+ public:
+  JsonFields(const nlohmann::json& object, Status* status) : object_(object), status_(status) {
+    if (!object.is_object()) fail("an object");
+  }
+  template <class T>
+  void number(const char* name, T* out, bool needed = true) {
+    const auto* value = find(name, needed);
+    if (value == nullptr) return;
+    if (value->is_number_unsigned() &&
+        value->get<uint64_t>() <= static_cast<uint64_t>(std::numeric_limits<T>::max())) {
+      *out = static_cast<T>(value->get<uint64_t>());
+    } else if (std::is_signed_v<T> && value->is_number_integer() && value->get<int64_t>() < 0 &&
+               value->get<int64_t>() >= static_cast<int64_t>(std::numeric_limits<T>::min())) {
+      *out = static_cast<T>(value->get<int64_t>());
+    } else {
+      fail(name);
+    }
+  }
+  void boolean(const char* name, bool* out) {
+    const auto* value = find(name, true);
+    if (value == nullptr) return;
+    if (!value->is_boolean()) return fail(name);
+    *out = value->get<bool>();
+  }
+  void text(const char* name, std::string* out) {
+    const auto* value = find(name, true);
+    if (value == nullptr) return;
+    if (!value->is_string()) return fail(name);
+    *out = printable(value->get<std::string>());
+  }
+  // The index of the text among `words`.
+  template <class T, class Name>
+  void choice(const char* name, size_t count, Name&& word, T* out) {
+    const auto* value = find(name, true);
+    if (value == nullptr) return;
+    for (size_t i = 0; value->is_string() && i < count; ++i) {
+      if (value->get_ref<const std::string&>() != word(i)) continue;
+      *out = static_cast<T>(i);
+      return;
+    }
+    fail(name);
+  }
+  // An array's elements, at most `most`.
+  template <class Each>
+  void list(const char* name, size_t most, bool needed, Each&& each) {
+    const auto* value = find(name, needed);
+    if (value == nullptr) return;
+    if (!value->is_array() || value->size() > most) return fail(name);
+    for (const auto& element : *value) {
+      if (status_->ok()) each(element);
+    }
+  }
+  const nlohmann::json* find(const char* name, bool needed) {
+    if (!status_->ok()) return nullptr;
+    const auto found = object_.find(name);
+    if (found != object_.end()) return &*found;
+    if (needed) fail(name);
+    return nullptr;
+  }
+  void fail(const char* name) {
+    if (status_->ok()) *status_ = damaged(fmt::format("its field `{}`", name));
+  }
+
+ private:
+  const nlohmann::json& object_;
+  Status* status_;
+};
+
+const char* typeWord(size_t i) { return dataTypeName(static_cast<ncclDataType_t>(i)); }
+const char* opWord(size_t i) { return opName(static_cast<CollectiveOp>(i)); }
+const char* reasonWord(size_t i) { return reasonText(static_cast<Reason>(i)); }
+
+void readMeter(const nlohmann::json& json, Status* status, RunLogMeterRecord* m) {
+  JsonFields f(json, status);
+  f.choice("state", std::size(kStates), [](size_t i) { return kStates[i]; }, &m->state);
+  f.choice("steps_from", std::size(kSources), [](size_t i) { return kSources[i]; }, &m->source);
+  f.text("words", &m->words);
+  f.number("every", &m->every);
+  f.number("warmup", &m->warmup);
+  f.number("collectives", &m->collectives);
+  f.number("event_calls", &m->event_calls);
+  f.number("steps_begun", &m->steps_begun);
+  f.number("checked", &m->checked);
+  f.number("predicted", &m->predicted);
+  f.number("waits", &m->waits);
+  f.number("unmeasured", &m->unmeasured);
+  f.number("captured", &m->captured);
+  f.number("lost_marks", &m->lost_marks);
+  f.number("blocking_streams", &m->blocking);
+  f.list("steps", kRunLogSteps, true, [&](const nlohmann::json& step) {
+    RunLogStepRecord s;
+    JsonFields g(step, status);
+    g.number("number", &s.number);
+    g.number("begin_ns", &s.begin_ns);
+    g.number("duration_ns", &s.duration_ns);
+    g.number("calls", &s.calls);
+    g.number("bytes_asked", &s.bytes_asked);
+    g.number("bytes_exact_ring", &s.bytes_ring);
+    g.number("bytes_sent", &s.bytes_sent);
+    g.number("host_blocked_ns", &s.host_blocked_ns);
+    g.number("host_behind_ns", &s.host_behind_ns);
+    g.boolean("sampled", &s.sampled);
+    const nlohmann::json* exposed = g.find("exposed_ns", true);
+    s.measured = exposed != nullptr && !exposed->is_null();
+    if (s.measured) g.number("exposed_ns", &s.exposed_ns);
+    g.number("waits", &s.waits);
+    g.number("unmeasured", &s.unmeasured);
+    m->steps.push_back(s);
+  });
+}
+
+void readCommunicator(const nlohmann::json& json, Status* status, RunLogComm* comm) {
+  JsonFields f(json, status);
+  f.number("index", &comm->slot);
+  f.number("rank", &comm->rank);
+  f.number("ranks", &comm->ranks);
+  f.choice("reason", static_cast<size_t>(Reason::kCount), reasonWord, &comm->reason);
+  f.text("note", &comm->note);
+  f.number("scratch_bytes", &comm->scratch_bytes);
+  f.number("connection_bytes", &comm->connection_bytes);
+  f.number("calls_without_row", &comm->dropped);
+  if (status->ok() && (comm->ranks == 0 || comm->ranks > kMostRanks || comm->rank >= comm->ranks))
+    f.fail("rank");
+  f.list("calls", kRunLogRows, true, [&](const nlohmann::json& call) {
+    RunLogCall c;
+    JsonFields g(call, status);
+    g.choice("operation", static_cast<size_t>(CollectiveOp::kCount), opWord, &c.op);
+    g.choice("type", ncclNumTypes + 1, typeWord, &c.type);
+    g.choice("reason", static_cast<size_t>(Reason::kCount), reasonWord, &c.reason);
+    g.number("calls", &c.calls);
+    g.number("bytes_asked", &c.bytes_asked);
+    g.number("bytes_exact_ring", &c.bytes_ring);
+    g.number("bytes_sent", &c.bytes_sent);
+    g.number("launches", &c.launches);
+    g.number("host_ns", &c.host_ns);
+    g.number("in_place", &c.in_place);
+    comm->calls.push_back(c);
+  });
+  f.list("sizes", kRunLogSizes, false, [&](const nlohmann::json& size) {
+    RunLogSized s;
+    JsonFields g(size, status);
+    g.choice("operation", static_cast<size_t>(CollectiveOp::kCount), opWord, &s.op);
+    g.choice("type", ncclNumTypes + 1, typeWord, &s.type);
+    g.number("size_bucket", &s.size_bucket);
+    g.number("calls", &s.calls);
+    g.number("bytes_asked", &s.bytes_asked);
+    g.number("bytes_exact_ring", &s.bytes_ring);
+    g.number("bytes_sent", &s.bytes_sent);
+    g.number("sampled_calls", &s.sampled_calls);
+    g.number("waits", &s.waits);
+    g.number("exposed_ns", &s.exposed_ns);
+    comm->sizes.push_back(s);
+  });
+  f.number("calls_without_size", &comm->dropped_sizes, false);
+}
+
 std::string versionText(int code) {
   if (code <= 0) return "";
   return code < 10000 ? fmt::format("{}.{}.{}", code / 1000, code / 100 % 10, code % 100)
@@ -341,9 +612,51 @@ Result<RunLogRecord> parseRunLog(std::span<const std::byte> bytes) {
     RunLogComm comm;
     comm.slot = i;
     if (Status status = parseCommunicator(file->communicator[i], &comm); !status.ok()) return status;
+    parseSizes(file->communicator[i], &comm);
     record.communicators.push_back(std::move(comm));
   }
+  if (Status status = parseMeter(*file, &record.meter); !status.ok()) return status;
   return record;
+}
+
+Result<RunLogRecord> parseRunLogJson(std::string_view text) {
+  const auto json = nlohmann::json::parse(text, nullptr, false);
+  if (!json.is_object()) return damaged("it is no JSON object");
+  Status status;
+  RunLogRecord r;
+  JsonFields f(json, &status);
+  std::string format;
+  int version = 0;
+  f.text("format", &format);
+  f.number("version", &version);
+  if (status.ok() && format != "halfwire-run-log") return damaged("its format is another one");
+  if (status.ok() && version != kRunLogJsonVersion) {
+    return damaged(fmt::format("version {}, this command reads version {}", version, kRunLogJsonVersion));
+  }
+  f.number("pid", &r.pid);
+  f.number("rank", &r.rank);
+  f.number("world", &r.world);
+  f.text("host", &r.host);
+  f.text("engine", &r.engine);
+  f.number("nccl_version", &r.nccl_version);
+  f.text("nccl_path", &r.nccl_path);
+  f.text("settings", &r.settings);
+  f.text("codec", &r.codec);
+  f.boolean("ended_normally", &r.closed);
+  f.text("error", &r.error);
+  f.number("communicators_made", &r.communicators_made);
+  f.list("unknown_entry_points", 4096, true, [&](const nlohmann::json& name) {
+    if (!name.is_string()) return f.fail("unknown_entry_points");
+    r.unknown_entry_points.push_back(printable(name.get<std::string>()));
+  });
+  f.list("communicators", kRunLogCommunicators, true, [&](const nlohmann::json& comm) {
+    readCommunicator(comm, &status, &r.communicators.emplace_back());
+  });
+  if (const auto* meter = f.find("meter", false)) readMeter(*meter, &status, &r.meter);
+  if (status.ok() && (r.rank < -1 || r.world < 0 || static_cast<uint32_t>(r.world) > kMostRanks))
+    f.fail("rank");
+  if (!status.ok()) return status;
+  return r;
 }
 
 Result<RunLogRecord> readRunLog(const std::string& path) {
@@ -400,6 +713,34 @@ std::vector<RunLogRecord> readRunLogs(const std::string& directory, std::vector<
   return records;
 }
 
+Result<RunLogRecord> readRunLogJson(const std::string& path) {
+  constexpr size_t kMost = 64u << 20;
+  const auto failed = [&](const char* what) {
+    return Status(StatusCode::kInvalidData, fmt::format("cannot read {}: {}", path, what));
+  };
+  const int fd = open(path.c_str(), O_RDONLY | O_NOFOLLOW | O_CLOEXEC | O_NONBLOCK);
+  if (fd < 0) return failed(std::strerror(errno));
+  std::string text;
+  struct stat info{};
+  const char* problem = nullptr;
+  if (fstat(fd, &info) != 0 || !S_ISREG(info.st_mode)) problem = "not a regular file";
+  if (problem == nullptr && static_cast<uint64_t>(info.st_size) > kMost) problem = "larger than 64 MiB";
+  char buffer[65536];
+  while (problem == nullptr && text.size() <= kMost) {
+    const ssize_t n = read(fd, buffer, sizeof buffer);
+    if (n < 0 && errno == EINTR) continue;
+    if (n < 0) problem = std::strerror(errno);
+    if (n <= 0) break;
+    text.append(buffer, static_cast<size_t>(n));
+  }
+  close(fd);
+  if (problem != nullptr) return failed(problem);
+  auto record = parseRunLogJson(text);
+  if (!record.ok())
+    return Status(record.status().code(), fmt::format("{}: {}", path, record.status().message()));
+  return record;
+}
+
 std::string runLogJson(const RunLogRecord& record) {
   using nlohmann::ordered_json;
   ordered_json communicators = ordered_json::array();
@@ -418,6 +759,19 @@ std::string runLogJson(const RunLogRecord& record) {
                        {"host_ns", call.host_ns},
                        {"in_place", call.in_place}});
     }
+    ordered_json sizes = ordered_json::array();
+    for (const RunLogSized& s : comm.sizes) {
+      sizes.push_back({{"operation", opName(s.op)},
+                       {"type", dataTypeName(s.type)},
+                       {"size_bucket", s.size_bucket},
+                       {"calls", s.calls},
+                       {"bytes_asked", s.bytes_asked},
+                       {"bytes_exact_ring", s.bytes_ring},
+                       {"bytes_sent", s.bytes_sent},
+                       {"sampled_calls", s.sampled_calls},
+                       {"waits", s.waits},
+                       {"exposed_ns", s.exposed_ns}});
+    }
     communicators.push_back({{"index", comm.slot},
                              {"rank", comm.rank},
                              {"ranks", comm.ranks},
@@ -427,7 +781,9 @@ std::string runLogJson(const RunLogRecord& record) {
                              {"scratch_bytes", comm.scratch_bytes},
                              {"connection_bytes", comm.connection_bytes},
                              {"calls_without_row", comm.dropped},
-                             {"calls", std::move(calls)}});
+                             {"calls", std::move(calls)},
+                             {"sizes", std::move(sizes)},
+                             {"calls_without_size", comm.dropped_sizes}});
   }
   const ordered_json json = {{"format", "halfwire-run-log"},
                              {"version", kRunLogJsonVersion},
@@ -444,7 +800,8 @@ std::string runLogJson(const RunLogRecord& record) {
                              {"error", record.error},
                              {"unknown_entry_points", record.unknown_entry_points},
                              {"communicators_made", record.communicators_made},
-                             {"communicators", std::move(communicators)}};
+                             {"communicators", std::move(communicators)},
+                             {"meter", meterJson(record.meter)}};
   return json.dump(2, ' ', false, nlohmann::json::error_handler_t::replace) + "\n";
 }
 

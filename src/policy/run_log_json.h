@@ -6,10 +6,12 @@
 #include <cstdint>
 #include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "base/status.h"
 #include "policy/policy.h"
+#include "policy/run_log.h"
 
 namespace halfwire {
 
@@ -29,6 +31,58 @@ struct RunLogCall {
   uint64_t in_place = 0;
 };
 
+// Calls of one size; fields as in RunLogSize.
+struct RunLogSized {
+  CollectiveOp op = CollectiveOp::kAllReduce;
+  ncclDataType_t type = ncclFloat32;
+  uint64_t size_bucket = 0;  // the largest power of two not above a message's bytes
+  uint64_t calls = 0;
+  uint64_t bytes_asked = 0;
+  uint64_t bytes_ring = 0;
+  uint64_t bytes_sent = 0;
+  uint64_t sampled_calls = 0;
+  uint64_t waits = 0;
+  uint64_t exposed_ns = 0;
+};
+
+// One step; fields as in RunLogStep.
+struct RunLogStepRecord {
+  uint64_t number = 0;
+  uint64_t begin_ns = 0;
+  uint64_t duration_ns = 0;
+  uint64_t calls = 0;
+  uint64_t bytes_asked = 0;
+  uint64_t bytes_ring = 0;
+  uint64_t bytes_sent = 0;
+  uint64_t host_blocked_ns = 0;
+  uint64_t host_behind_ns = 0;
+  bool sampled = false;
+  bool measured = false;  // exposed_ns is there
+  uint64_t exposed_ns = 0;
+  uint32_t waits = 0;
+  uint32_t unmeasured = 0;
+};
+
+// What the exposure meter saw; fields as in RunLogMeter.
+struct RunLogMeterRecord {
+  MeterState state = MeterState::kOff;
+  StepSource source = StepSource::kNone;
+  uint32_t every = 0;
+  uint32_t warmup = 0;
+  std::string words;
+  uint64_t collectives = 0;
+  uint64_t event_calls = 0;
+  uint64_t steps_begun = 0;
+  uint64_t checked = 0;
+  uint64_t predicted = 0;
+  uint64_t waits = 0;
+  uint64_t unmeasured = 0;
+  uint64_t captured = 0;
+  uint64_t lost_marks = 0;
+  uint64_t blocking = 0;
+  std::vector<RunLogStepRecord> steps;  // by number; the last kRunLogSteps of the run
+};
+
 struct RunLogComm {
   uint32_t slot = 0;  // order of creation in its process
   uint32_t rank = 0;
@@ -39,6 +93,8 @@ struct RunLogComm {
   std::string note;
   uint64_t dropped = 0;
   std::vector<RunLogCall> calls;
+  std::vector<RunLogSized> sizes{};  // only with the meter
+  uint64_t dropped_sizes = 0;
 };
 
 // The log of one process. Texts hold no control characters.
@@ -57,6 +113,7 @@ struct RunLogRecord {
   uint32_t communicators_made = 0;  // may exceed those that have a slot
   bool closed = false;              // the process ended normally
   std::vector<RunLogComm> communicators;
+  RunLogMeterRecord meter;
 };
 
 // `bytes` is the whole file. Needs no alignment.
@@ -71,6 +128,13 @@ std::vector<RunLogRecord> readRunLogs(const std::string& directory, std::vector<
 
 // One process as a JSON object, docs/run-log.md.
 std::string runLogJson(const RunLogRecord& record);
+
+// The inverse of runLogJson. Every field is checked; what is missing or of another kind is an error that
+// names it.
+Result<RunLogRecord> parseRunLogJson(std::string_view text);
+
+// Reads one such file, of at most 64 MiB. Refuses links and anything but a regular file.
+Result<RunLogRecord> readRunLogJson(const std::string& path);
 
 // The table of all processes of a job, several lines, each ended by a newline. Communicators and calls of the
 // ranks are merged; where ranks differ a cell reads "lowest..highest".
