@@ -108,7 +108,7 @@ int run(const Options& o) {
     const Result<double> gross = parseNumber(o.gross, "--gross", &percent);
     if (!gross.ok()) return fail(gross.status());
     if (!percent)
-      return fail(Status(StatusCode::kInvalidArgument, "--gross is a share of the loss: write 5%"));
+      return fail(Status(StatusCode::kInvalidArgument, "--gross is a share of the loss: write 10%"));
     options.gross = gross.value();
   }
   if (!o.tail.empty()) {
@@ -180,7 +180,7 @@ void addParityCommand(CLI::App& app, int* exit_code) {
       ->add_option("--margin-steps", options->margin_steps,
                    "The same in steps: the loss that the baseline had so many steps before its end")
       ->check(CLI::Range(uint64_t{1}, uint64_t{1} << 32));
-  command->add_option("--gross", options->gross, "Gap that is different even with one run a side (5%)");
+  command->add_option("--gross", options->gross, "Gap that is different even with one run a side (10%)");
   command->add_option("--tail", options->tail, "Share of the steps whose mean loss decides (20%)");
   command->add_flag("--json", options->json, "Print JSON (docs/parity.md) instead of words");
   command->add_option("--html", options->html, "Write a report as one HTML file");

@@ -13,12 +13,12 @@
 namespace halfwire::parity {
 namespace {
 
-constexpr double kConfidence = 0.95;           // of `equivalent`
-constexpr double kDifferentConfidence = 0.99;  // of `different`
-constexpr size_t kLeastRuns = 3;               // a side
-constexpr size_t kLeastTail = 10;              // losses in a tail
-constexpr double kLeastDrop = 4;               // margins that the baseline's loss must fall
-constexpr double kGrossErrors = 6;             // standard errors within the runs that a gross gap must pass
+constexpr double kConfidence = 0.95;            // of `equivalent`
+constexpr double kDifferentConfidence = 0.995;  // of `different`
+constexpr size_t kLeastRuns = 3;                // a side
+constexpr size_t kLeastTail = 10;               // losses in a tail
+constexpr double kLeastDrop = 4;                // margins that the baseline's loss must fall
+constexpr double kGrossErrors = 6;              // standard errors within the runs that a gross gap must pass
 
 std::vector<double> finite(std::span<const double> values) {
   std::vector<double> out;
@@ -415,7 +415,7 @@ class Comparing {
       return;
     }
     d->interval90 = confidence(e, 2 * kConfidence - 1);
-    d->interval99 = confidence(e, kDifferentConfidence);
+    d->interval_outer = confidence(e, kDifferentConfidence);
     d->p = equivalenceP(e, d->margin);
     // Of one run of two whose difference is what is measured.
     const bool paired = d->method == Difference::Method::kPaired;
@@ -450,10 +450,10 @@ class Comparing {
     const Difference& d = *c_.difference;
     const std::string gap = fmt::format("the tail losses differ by {:+.4g} ({:+.2f} %)", d.value,
                                         100 * d.value / std::fabs(d.baseline));
-    if (d.interval99) {
-      if (d.interval99->low > d.margin || d.interval99->high < -d.margin) {
+    if (d.interval_outer) {
+      if (d.interval_outer->low > d.margin || d.interval_outer->high < -d.margin) {
         c_.verdict = Verdict::kDifferent;
-        c_.reason = gap + ", past the margin at 99 % confidence";
+        c_.reason = gap + ", past the margin at 99.5 % confidence";
         return;
       }
     } else if (std::fabs(d.value) > d.gross && std::fabs(d.value) > kGrossErrors * d.within_run.value_or(0) &&

@@ -17,7 +17,7 @@ struct CompareOptions {
   std::optional<double> margin_absolute;  // in units of the loss, instead
   std::optional<uint64_t> margin_steps;   // the loss that the baseline had so many steps earlier, instead
   double tail = 0.2;                      // share of the common steps whose mean loss decides
-  double gross = 0.05;                    // of the tail loss, or of the loss's drop: see docs/parity.md
+  double gross = 0.1;                     // of the tail loss, or of the loss's drop: see docs/parity.md
 };
 
 enum class Verdict { kEquivalent, kDifferent, kUndecided };
@@ -52,8 +52,8 @@ struct Difference {
   double margin = 0, gross = 0;               // in units of the loss
   std::optional<double> steps, margin_steps;  // how much earlier the baseline had that loss
   enum class Method { kWelch, kPaired, kNoiseFloor, kOneRunASide } method = Method::kOneRunASide;
-  std::optional<Interval> interval90, interval99;
-  std::optional<double> p;           // of not being equivalent
+  std::optional<Interval> interval90, interval_outer;  // at 90 % and at 99.5 %
+  std::optional<double> p;                             // of not being equivalent
   std::optional<double> within_run;  // standard error of the value that one run's own fluctuation explains
   size_t batches = 0;                // of the step-by-step comparison, 0 where there was none
   double tau = 0;                    // its integrated autocorrelation time, steps

@@ -71,7 +71,7 @@ std::string parityJson(const Comparison& c) {
         {"gross_bound", number(d.gross)},
         {"method", methodName(d.method)},
         {"interval_90", interval(d.interval90)},
-        {"interval_99", interval(d.interval99)},
+        {"interval_99_5", interval(d.interval_outer)},
         {"p_not_equivalent", maybe(d.p)},
         {"within_run_error", maybe(d.within_run)},
         {"batches", d.batches},

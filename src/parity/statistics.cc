@@ -135,7 +135,7 @@ std::optional<size_t> runsNeededToDiffer(double sd, double difference, double ma
   for (size_t n = 3; n <= most; ++n) {
     const double df = 2.0 * static_cast<double>(n) - 2;
     const double error = sd * std::sqrt(2.0 / static_cast<double>(n));
-    if (room >= error * (studentQuantile(0.995, df) + studentQuantile(power, df))) return n;
+    if (room >= error * (studentQuantile(0.9975, df) + studentQuantile(power, df))) return n;
   }
   return std::nullopt;
 }

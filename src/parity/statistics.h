@@ -44,7 +44,7 @@ Interval confidence(const Estimate& e, double level);
 // Runs a side for which a true difference of 0 passes the equivalence test at 95 % with the given power, the
 // standard deviation of one run being `sd`. At most `most`; nothing where even those are too few.
 std::optional<size_t> runsNeeded(double sd, double margin, double power = 0.8, size_t most = 1000);
-// The same for a true difference past the margin to be found so at 99 %.
+// The same for a true difference past the margin to be found so at 99.5 %.
 std::optional<size_t> runsNeededToDiffer(double sd, double difference, double margin, double power = 0.8,
                                          size_t most = 1000);
 

@@ -82,8 +82,8 @@ void difference(const Comparison& c, std::string* out) {
                       steps(d.margin_steps));
   if (d.interval90) {
     *out +=
-        fmt::format("interval   {:+.5g} to {:+.5g} at 90 %, {:+.5g} to {:+.5g} at 99 % ({}); p = {:.2g}\n",
-                    d.interval90->low, d.interval90->high, d.interval99->low, d.interval99->high,
+        fmt::format("interval   {:+.5g} to {:+.5g} at 90 %, {:+.5g} to {:+.5g} at 99.5 % ({}); p = {:.2g}\n",
+                    d.interval90->low, d.interval90->high, d.interval_outer->low, d.interval_outer->high,
                     methodName(d.method), *d.p);
   }
   if (c.noise.df > 0) {
