@@ -258,11 +258,29 @@ void Runtime::work(StreamPointer stream) {
   fesetenv(FE_DFL_ENV);
   currentDevice() = stream->device;
   Lock lock(mutex_);
+  // Whom the completed entries may concern is woken before this worker pauses and not after each entry:
+  // whoever is woken takes the processor, while a device's stream would have gone on to its next record.
+  std::vector<StreamPointer> dependents;
+  bool completed = false;
+  const auto wakeOthers = [&] {
+    for (const StreamPointer& dependent : dependents) dependent->wake.notify_all();
+    dependents.clear();
+    if (completed && (host_waiters_ > 0 || stopping_)) host_.notify_all();
+    completed = false;
+  };
   for (;;) {
-    stream->wake.wait(lock, [&] { return !stream->entries.empty() || stream->closing; });
+    if (stream->entries.empty()) {
+      wakeOthers();
+      stream->wake.wait(lock, [&] { return !stream->entries.empty() || stream->closing; });
+    }
     if (stream->entries.empty()) break;
+    if (options_.delay_us > 0) wakeOthers();
+    const int64_t reached = options_.trace.empty() ? 0 : nowNanoseconds();
     delay(lock, *stream);
-    stream->wake.wait(lock, [&] { return readyLocked(stream); });
+    if (!readyLocked(stream)) {
+      wakeOthers();
+      stream->wake.wait(lock, [&] { return readyLocked(stream); });
+    }
     Entry entry = std::move(stream->entries.front());
     stream->entries.pop_front();
     if (stream->queue >= 0) {
@@ -272,6 +290,7 @@ void Runtime::work(StreamPointer stream) {
     }
     const int64_t started = options_.trace.empty() ? 0 : nowNanoseconds();
     if (entry.work) {
+      wakeOthers();
       ++running_;
       lock.unlock();
       insideHostFunction() = true;
@@ -283,10 +302,11 @@ void Runtime::work(StreamPointer stream) {
     }
     if (entry.stamp) entry.stamp->nanoseconds = nowNanoseconds();
     if (!options_.trace.empty() && traced_.size() < kMostTraced)
-      traced_.push_back({stream->index, entry.kind, entry.enqueued_ns, started, nowNanoseconds()});
+      traced_.push_back({stream->index, entry.kind, entry.enqueued_ns, reached, started, nowNanoseconds()});
     ++stream->completed;
-    for (const StreamPointer& dependent : std::exchange(stream->dependents, {})) dependent->wake.notify_all();
-    if (host_waiters_ > 0 || stopping_) host_.notify_all();
+    completed = true;
+    for (StreamPointer& dependent : std::exchange(stream->dependents, {}))
+      dependents.push_back(std::move(dependent));
   }
   std::erase(devices_[static_cast<size_t>(stream->device)].streams, stream);
 }
@@ -415,9 +435,9 @@ void Runtime::writeTrace() {
   std::FILE* file = std::fopen(path.c_str(), "wxe");
   if (file == nullptr) return;
   for (const Traced& t : traced_) {
-    std::fprintf(file, "%u %c %lld %lld %lld\n", t.stream, static_cast<char>(t.kind),
-                 static_cast<long long>(t.enqueued_ns), static_cast<long long>(t.started_ns),
-                 static_cast<long long>(t.ended_ns));
+    std::fprintf(file, "%u %c %lld %lld %lld %lld\n", t.stream, static_cast<char>(t.kind),
+                 static_cast<long long>(t.enqueued_ns), static_cast<long long>(t.reached_ns),
+                 static_cast<long long>(t.started_ns), static_cast<long long>(t.ended_ns));
   }
   std::fclose(file);
 }

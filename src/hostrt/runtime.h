@@ -97,7 +97,8 @@ class Runtime {
   struct Traced {
     uint32_t stream;
     Kind kind;
-    int64_t enqueued_ns, started_ns, ended_ns;
+    // Reached: it was at the head of its stream and the stream had time for it.
+    int64_t enqueued_ns, reached_ns, started_ns, ended_ns;
   };
   struct Device {
     StreamPointer legacy;

@@ -220,8 +220,9 @@ cudaError_t wait(Version v, WaitFunction real, bool per_thread, cudaStream_t str
   if (cuda == nullptr) return real(stream, event, flags);
   const cudaStream_t waiting = named(stream, per_thread);
   Bracket* bracket = meter().beginWait(*cuda, reinterpret_cast<EventKey>(event), waiting, keyOf(waiting));
+  const int64_t called = bracket != nullptr ? now() : 0;
   const cudaError_t error = real(stream, event, flags);
-  if (bracket != nullptr) meter().close(bracket);
+  if (bracket != nullptr) meter().close(bracket, called);
   return error;
 }
 

@@ -21,6 +21,7 @@ struct MeterCall {
 struct MeterScope {
   static constexpr int kMost = 8;
   int count = 0;
+  int64_t called_ns = 0;  // host time when begin() returned
   void* slots[kMost];
 };
 

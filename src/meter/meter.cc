@@ -49,6 +49,14 @@ bool recordQuietly(const CudaCalls& cuda, cudaEvent_t event, cudaStream_t stream
   return false;
 }
 
+// Whether the event has completed, or was never recorded. Also while another thread captures a graph.
+bool fired(const CudaCalls& cuda, cudaEvent_t event) {
+  const RelaxedCapture relaxed(cuda);
+  if (cuda.eventQuery(event) == cudaSuccess) return true;
+  (void)cuda.getLastError();
+  return false;
+}
+
 bool isSet(const char* name, std::string_view value) {
   const char* text = std::getenv(name);
   return text != nullptr && text == value;
@@ -135,7 +143,7 @@ void Meter::boundary(Lock& lock, int64_t now) {
     s.host_blocked_ns = host_blocked_ns_.exchange(0, std::memory_order_relaxed);
     s.host_behind_ns = host_behind_ns_.exchange(0, std::memory_order_relaxed);
     s.sampled = sampling_ ? 1 : 0;
-    s.waits = static_cast<uint32_t>(batch_.brackets.size());
+    s.waits = static_cast<uint32_t>(batch_.brackets.size()) + fired_;
     s.unmeasured = unmeasured_;
     s.number.store(step_ + 1, std::memory_order_release);
     if (sampling_) {
@@ -149,6 +157,7 @@ void Meter::boundary(Lock& lock, int64_t now) {
   begin_ns_ = now;
   begin_totals_ = t;
   unmeasured_ = 0;
+  fired_ = 0;
   host_blocked_ns_.store(0, std::memory_order_relaxed);
   host_behind_ns_.store(0, std::memory_order_relaxed);
   log_->meter.steps.store(step_ + 1, std::memory_order_relaxed);
@@ -189,7 +198,8 @@ bool Meter::read(const Batch& batch, std::vector<std::pair<CollectiveId, uint64_
       (void)b->cuda->getLastError();
       continue;
     }
-    spans.push_back({from, double{from} + length, b->device, b->id});
+    if (b->passed) continue;
+    spans.push_back({from + static_cast<double>(b->lag_ns) * 1e-6, double{from} + length, b->device, b->id});
   }
   // Each moment counts once, for the wait that began first; several devices of a process: the longest.
   std::sort(spans.begin(), spans.end(), [](const Span& a, const Span& b) {
@@ -282,7 +292,8 @@ bool Meter::grow(Lock& lock, const CudaCalls& cuda, int device) {
 }
 
 // Records the first event; null where that cannot be done.
-Bracket* Meter::open(Lock& lock, const CudaCalls& cuda, cudaStream_t stream, CollectiveId id) {
+Bracket* Meter::open(Lock& lock, const CudaCalls& cuda, cudaStream_t stream, cudaEvent_t awaited,
+                     CollectiveId id) {
   lock.unlock();
   int device = -1;
   cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
@@ -295,6 +306,15 @@ Bracket* Meter::open(Lock& lock, const CudaCalls& cuda, cudaStream_t stream, Col
       (void)cuda.getLastError();
     }
     capturing = capturing || status != cudaStreamCaptureStatusNone;
+    if (!capturing && awaited != nullptr && fired(cuda, awaited)) {
+      // No stream waits for what has happened.
+      lock.lock();
+      add(log_->meter.waits, 1);
+      if (sampling_) ++fired_;
+      RunLogSize* row = rows_[id % kRows];
+      if (sampling_ && step_ >= kWarmupSteps && row != nullptr) add(row->waits, 1);
+      return nullptr;
+    }
     if (!capturing && cuda.getDevice(&device) != cudaSuccess) (void)cuda.getLastError();
   }
   lock.lock();
@@ -314,18 +334,32 @@ Bracket* Meter::open(Lock& lock, const CudaCalls& cuda, cudaStream_t stream, Col
   Bracket* b = list.back();
   list.pop_back();
   b->stream = stream;
+  b->awaited = awaited;
   b->cuda = &cuda;
   b->id = id;
   b->closed.store(false, std::memory_order_relaxed);
   batch_.brackets.push_back(b);
   lock.unlock();
+  b->opened_ns = nowNs();
   if (!recordQuietly(cuda, b->before, stream)) b->id = 0;
   lock.lock();
   return b;
 }
 
-void Meter::close(Bracket* b) {
+// A stream that has run dry passes the first event at once, long before the host has enqueued what it
+// brackets: until then it does not wait for a collective but for the host. Whether that was so, the first
+// event says by having completed already; then the time from the one call to the other is taken off.
+void Meter::close(Bracket* b, int64_t called_ns) {
+  b->lag_ns = 0;
+  b->passed = false;
+  if (b->id != 0 && b->awaited != nullptr) b->passed = fired(*b->cuda, b->awaited);
   if (b->id != 0 && !recordQuietly(*b->cuda, b->after, b->stream)) b->id = 0;
+  if (b->id != 0) {
+    if (fired(*b->cuda, b->before)) {
+      b->lag_ns = called_ns - b->opened_ns;
+      if (b->awaited == nullptr) b->passed = fired(*b->cuda, b->after);
+    }
+  }
   if (b->id == 0) add(log_->meter.unmeasured, 1);
   b->closed.store(true, std::memory_order_release);
 }
@@ -366,12 +400,13 @@ void Meter::beginCollectives(const MeterCall* calls, size_t count, MeterScope* s
       open_already = true;
     }
     if (open_already || scope->count == MeterScope::kMost) continue;
-    if (Bracket* b = open(lock, *last_cuda_, stream, id)) scope->slots[scope->count++] = b;
+    if (Bracket* b = open(lock, *last_cuda_, stream, nullptr, id)) scope->slots[scope->count++] = b;
   }
+  if (scope->count > 0) scope->called_ns = nowNs();
 }
 
 void Meter::endCollectives(MeterScope* scope) {
-  for (int k = 0; k < scope->count; ++k) close(static_cast<Bracket*>(scope->slots[k]));
+  for (int k = 0; k < scope->count; ++k) close(static_cast<Bracket*>(scope->slots[k]), scope->called_ns);
   scope->count = 0;
 }
 
@@ -412,7 +447,7 @@ Bracket* Meter::beginWait(const CudaCalls& cuda, EventKey event, cudaStream_t st
   add(log_->meter.event_calls, 1);
   const CollectiveId id = tracker_.onWait(key, event);
   if (id == 0 || !sampling_) return nullptr;
-  return open(lock, cuda, stream, id);
+  return open(lock, cuda, stream, reinterpret_cast<cudaEvent_t>(event), id);
 }
 
 void Meter::streamDestroyed(StreamKey key) {

@@ -40,9 +40,13 @@ struct Bracket {
   cudaEvent_t before = nullptr;
   cudaEvent_t after = nullptr;
   cudaStream_t stream = nullptr;
+  cudaEvent_t awaited = nullptr;  // the program's; null around a collective
   const CudaCalls* cuda = nullptr;
   CollectiveId id = 0;
   int device = 0;
+  int64_t opened_ns = 0;  // host time before the first event was recorded
+  int64_t lag_ns = 0;     // what of the time between the events was the host's, see close()
+  bool passed = false;    // what is awaited had happened before the second event was recorded
   std::atomic<bool> closed{false};
 };
 
@@ -69,7 +73,8 @@ class Meter {
   void copied(StreamKey key);
   void record(const CudaCalls& cuda, EventKey event, StreamKey key);
   Bracket* beginWait(const CudaCalls& cuda, EventKey event, cudaStream_t stream, StreamKey key);
-  void close(Bracket* bracket);
+  // `called_ns`: host time before the real call.
+  void close(Bracket* bracket, int64_t called_ns);
   void streamDestroyed(StreamKey key);
 
   // Host waits: what is being waited for, and afterwards how long it took.
@@ -88,7 +93,7 @@ class Meter {
   };
   using Lock = std::unique_lock<std::mutex>;
 
-  Bracket* open(Lock& lock, const CudaCalls& cuda, cudaStream_t stream, CollectiveId id);
+  Bracket* open(Lock& lock, const CudaCalls& cuda, cudaStream_t stream, cudaEvent_t awaited, CollectiveId id);
   bool grow(Lock& lock, const CudaCalls& cuda, int device);
   void boundary(Lock& lock, int64_t now);
   void readPending(Lock& lock);
@@ -121,6 +126,7 @@ class Meter {
   Batch batch_;
   std::deque<Batch> pending_;
   uint32_t unmeasured_ = 0;
+  uint32_t fired_ = 0;  // waits of this step for what had happened already
   std::array<std::vector<Bracket*>, kDevices> free_;
   size_t made_ = 0;
   bool reading_ = false;

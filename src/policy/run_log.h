@@ -61,7 +61,7 @@ struct RunLogStep {
   std::atomic<uint64_t> exposed_ns;  // of a sampled step, valid once `measured` is 1
   std::atomic<uint32_t> measured;
   uint32_t sampled;
-  uint32_t waits;       // waits behind a collective that were bracketed
+  uint32_t waits;       // waits behind a collective that were looked at
   uint32_t unmeasured;  // waits that should have been and were not
 };
 
