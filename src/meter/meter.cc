@@ -18,6 +18,10 @@ int64_t nowNs() {
 
 void add(std::atomic<uint64_t>& counter, uint64_t by) { counter.fetch_add(by, std::memory_order_relaxed); }
 
+// More than the calls of one bracket take, and more than 2 % of what they enclose: the host was interrupted
+// between them.
+constexpr int64_t kMostHostTime = 50'000;
+
 uint64_t get(const std::atomic<uint64_t>& counter) { return counter.load(std::memory_order_relaxed); }
 
 // Which step of a run of `every` is sampled: not always the same one, which a schedule of the program could
@@ -177,7 +181,7 @@ bool Meter::read(const Batch& batch, std::vector<std::pair<CollectiveId, uint64_
     CollectiveId id;
   };
   std::vector<Span> spans;
-  std::array<const Bracket*, kDevices> base{};
+  std::array<Bracket*, kDevices> base{};
   // The last first: most likely to be unfinished.
   for (size_t i = batch.brackets.size(); i-- > 0;) {
     const Bracket& b = *batch.brackets[i];
@@ -187,9 +191,9 @@ bool Meter::read(const Batch& batch, std::vector<std::pair<CollectiveId, uint64_
       return false;
     }
   }
-  for (const Bracket* b : batch.brackets) {
+  for (Bracket* b : batch.brackets) {
     if (b->id == 0) continue;  // refused by the runtime
-    const Bracket*& first = base[static_cast<size_t>(b->device)];
+    Bracket*& first = base[static_cast<size_t>(b->device)];
     if (first == nullptr) first = b;
     float from = 0;
     float length = 0;
@@ -198,7 +202,8 @@ bool Meter::read(const Batch& batch, std::vector<std::pair<CollectiveId, uint64_
       (void)b->cuda->getLastError();
       continue;
     }
-    if (b->passed) continue;
+    b->interrupted = b->host_ns > kMostHostTime && static_cast<double>(b->host_ns) > 0.02e6 * length;
+    if (b->passed || b->interrupted) continue;
     spans.push_back({from + static_cast<double>(b->lag_ns) * 1e-6, double{from} + length, b->device, b->id});
   }
   // Each moment counts once, for the wait that began first; several devices of a process: the longest.
@@ -245,9 +250,12 @@ void Meter::readPending(Lock& lock) {
     }
     const bool counts = batch.step >= kWarmupSteps;
     size_t measured = 0;
+    uint32_t interrupted = 0;
     for (Bracket* b : batch.brackets) {
-      if (b->id != 0) ++measured;
-      RunLogSize* row = b->id != 0 ? rows_[b->id % kRows] : nullptr;
+      const bool good = b->id != 0 && !b->interrupted;
+      if (good) ++measured;
+      if (b->id != 0 && b->interrupted) ++interrupted;
+      RunLogSize* row = good ? rows_[b->id % kRows] : nullptr;
       if (counts && row != nullptr) add(row->waits, 1);
       free_[static_cast<size_t>(b->device)].push_back(b);
     }
@@ -256,8 +264,10 @@ void Meter::readPending(Lock& lock) {
       if (counts && row != nullptr) add(row->exposed_ns, ns);
     }
     add(log_->meter.waits, measured);
+    add(log_->meter.unmeasured, interrupted);
     RunLogStep& s = log_->step[batch.step % kRunLogSteps];
     if (counts && get(s.number) == batch.step + 1) {
+      s.unmeasured += interrupted;
       s.exposed_ns.store(total, std::memory_order_relaxed);
       s.measured.store(1, std::memory_order_release);
     }
@@ -352,11 +362,15 @@ Bracket* Meter::open(Lock& lock, const CudaCalls& cuda, cudaStream_t stream, cud
 void Meter::close(Bracket* b, int64_t called_ns) {
   b->lag_ns = 0;
   b->passed = false;
+  b->interrupted = false;
+  b->host_ns = 0;
   if (b->id != 0 && b->awaited != nullptr) b->passed = fired(*b->cuda, b->awaited);
   if (b->id != 0 && !recordQuietly(*b->cuda, b->after, b->stream)) b->id = 0;
+  const int64_t took = nowNs() - b->opened_ns;
   if (b->id != 0) {
     if (fired(*b->cuda, b->before)) {
       b->lag_ns = called_ns - b->opened_ns;
+      b->host_ns = took;
       if (b->awaited == nullptr) b->passed = fired(*b->cuda, b->after);
     }
   }

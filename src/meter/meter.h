@@ -47,6 +47,8 @@ struct Bracket {
   int64_t opened_ns = 0;  // host time before the first event was recorded
   int64_t lag_ns = 0;     // what of the time between the events was the host's, see close()
   bool passed = false;    // what is awaited had happened before the second event was recorded
+  int64_t host_ns = 0;  // how long the host took for all of it, where the stream did not wait for it; else 0
+  bool interrupted = false;  // that was too long for anything to be said
   std::atomic<bool> closed{false};
 };
 

@@ -228,12 +228,11 @@ TEST(Schedules, MeteredIsTheEnginesTruth) {
   std::vector<std::string> problems;
   const auto records = readRunLogs(logs.path(), &problems);
   ASSERT_EQ(records.size(), 2u);
-  int compared = 0, beyond = 0, off_reached = 0;
+  int compared = 0, beyond = 0, off_reached = 0, interrupted = 0;
   double worst_us = 0, total_metered = 0, total_truth = 0;
   for (const RunLogRecord& record : records) {
     ASSERT_EQ(record.meter.state, MeterState::kOn) << record.meter.words;
     EXPECT_EQ(record.meter.source, StepSource::kMarked);
-    EXPECT_EQ(record.meter.unmeasured, 0u);
     std::vector<Operation> ops;
     std::ifstream program(logs.path() + "/program-" + std::to_string(record.rank) + ".txt");
     for (Operation op; program >> op.schedule >> op.kind >> op.stream >> op.event >> op.before >> op.after;)
@@ -250,6 +249,11 @@ TEST(Schedules, MeteredIsTheEnginesTruth) {
       if (step.number < kWarmup || step.number >= kSchedules) continue;
       ASSERT_TRUE(step.measured) << step.number;
       const Truth& t = truth[step.number];
+      if (step.unmeasured > 0) {
+        // The host was interrupted in the middle of a bracket, and the meter says so.
+        ++interrupted;
+        continue;
+      }
       EXPECT_EQ(static_cast<int>(step.waits), t.waits)
           << "rank " << record.rank << " schedule " << step.number;
       const double metered = static_cast<double>(step.exposed_ns) * 1e-3;
@@ -270,9 +274,10 @@ TEST(Schedules, MeteredIsTheEnginesTruth) {
   std::printf(
       "%d schedules, %.1f ms metered, %.1f ms true, worst %.1f us outside, %d beyond 2 %% and 50 us (%d "
       "against the "
-      "later begin alone)\n",
-      compared, total_metered * 1e-3, total_truth * 1e-3, worst_us, beyond, off_reached);
-  EXPECT_EQ(compared, 2 * (kSchedules - kWarmup));
+      "innermost times alone), %d interrupted\n",
+      compared, total_metered * 1e-3, total_truth * 1e-3, worst_us, beyond, off_reached, interrupted);
+  EXPECT_EQ(compared + interrupted, 2 * (kSchedules - kWarmup));
+  EXPECT_GE(compared, 500);
   EXPECT_GT(total_truth, 1e5);
   EXPECT_EQ(beyond, 0);
 }
