@@ -24,7 +24,8 @@ std::string errorSentence(const CLI::App& app, const CLI::ParseError& error) {
                         where == "halfwire run" ? " (the program to run goes after --)" : "");
   } else if (dynamic_cast<const CLI::ArgumentMismatch*>(&error) != nullptr) {
     words = fmt::format("{} needs a value", words.substr(0, words.find(':')));
-  } else if (dynamic_cast<const CLI::RequiredError*>(&error) != nullptr) {
+  } else if (dynamic_cast<const CLI::RequiredError*>(&error) != nullptr &&
+             words.find("ubcommand") != std::string::npos) {
     words = "a subcommand is missing";
   }
   return fmt::format("{}: {}: see {} --help", where, words, where);

@@ -66,7 +66,8 @@ void findStep0NoOp(const Subject& s, Findings* out) {
             rank.header.rank};
   const uint64_t of = static_cast<uint64_t>(rank.step.back()) + 1;
   f.evidence = fmt::format(
-      "{} of {} updates lost: at step 0 the learning rate is {}, the gradient's norm {}, the update's {}",
+      "{} of {} updates lost: at step 0 the learning rate is {:.6g}, the gradient's norm {:.6g}, the "
+      "update's {:.6g}",
       updates, of, rate(rank, 0), joinedNorm(*s.run, 0, &Group::grad_norm),
       joinedNorm(*s.run, 0, &Group::update_norm));
   if (rises || told) {
