@@ -104,6 +104,7 @@ class _Segment:
     def __init__(self, group, dtype, device):
         self.group, self.dtype, self.device = group, dtype, device
         self.params, self.counts = [], []
+        self.addresses, self.views = None, None
 
     def add(self, param, count):
         self.params.append(param)
@@ -123,6 +124,16 @@ class _Segment:
     def _buffer(self, size):
         raw = torch.zeros(self.rows * self.columns * 4, dtype=torch.uint8, device=self.device)
         return raw.view(torch.int32).view(self.rows, self.columns), raw.view(self.dtype)[:self.elements]
+
+    def values(self):
+        """Flat views of the parameters, made again where one has moved: 100 views cost as much as the rest."""
+        addresses = [_local(p).data_ptr() for p in self.params]
+        if addresses != self.addresses:
+            self.addresses = addresses
+            flat = [_local(p).detach() for p in self.params]
+            # A view of what is not contiguous would be a copy that does not follow its parameter.
+            self.views = [t.view(-1)[:n] for t, n in zip(flat, self.counts)] if all(t.is_contiguous() for t in flat) else None
+        return self.views if self.views is not None else [_local(p).detach() for p in self.params]
 
     def gather(self, buffer, tensors):
         parts = []
@@ -152,8 +163,9 @@ class _Slots:
         self.sums = [self.on_device[0][i] for i in range(self.f64)]
         self.ints = [self.on_device[1][i] for i in range(self.i64)]
         self.params = params
-        base = 2 * params
-        self.floats = [self.on_device[2][base + i] for i in range(3 * segments + _SCALARS + groups)]
+        self.scalars = _SCALARS + groups  # first, then three for each segment, then norms
+        self.norms = self.scalars + 3 * segments
+        self.floats = [self.on_device[2][i] for i in range(self.norms)]
 
     def send(self):
         if self.event is not None:
@@ -244,8 +256,8 @@ class Recorder:
         accumulation     micro-batches in one optimizer step
         seed, warmup     for the header
         step             number of the first step; above 0 on a resumed run
-        dense, every     norms of gradients and all that is said of the sample: at the first `dense` steps, then
-                         at steps that `every` divides. lr, loss, scale, batch and random state: at every step
+        dense, every     norms of gradients, all that is said of the sample, and random states: at the
+                         first `dense` steps, then at steps that `every` divides. lr, loss, scale, batch: at every step
         sample_bytes     upper bound of the sample, at most 64 MiB
         samples_per_step of all ranks together; otherwise from the first dimension of what batch() was given
         rank, world_size where torch.distributed and the environment do not say
@@ -254,7 +266,7 @@ class Recorder:
         return cls(optimizer, path, **options)
 
     def __init__(self, optimizer, path, *, model=None, scaler=None, accumulation=1, seed=None, warmup=None, step=0,
-                 dense=32, every=10, sample_bytes=_SAMPLE_BYTES, samples_per_step=None, rank=None, world_size=None,
+                 dense=32, every=20, sample_bytes=_SAMPLE_BYTES, samples_per_step=None, rank=None, world_size=None,
                  sharded=None, reduced=None, tied_expected=None, dropout=None):
         _need_torch()
         self._closed, self._fd = True, -1  # until all is set up
@@ -288,7 +300,7 @@ class Recorder:
         self._weights = {}
         self._state_dtype = None
         self._norm_takes_dtype = True
-        self._rng = self._random_state()
+        self._rng = self._random_state() if self._in_detail(step) else None
         self._stepped = False
         self._pid = os.getpid()
 
@@ -315,7 +327,7 @@ class Recorder:
         step = self._held if self._loss_after and self._held is not None else self._now()
         if isinstance(value, torch.Tensor):
             value = _local(value.detach()).reshape(())
-            slot = step.slots.floats[3 * len(self._segments)]
+            slot = step.slots.floats[0]
             if step.losses == 0:
                 slot.copy_(value, non_blocking=True)
             else:
@@ -335,11 +347,10 @@ class Recorder:
                 step.batch_value = _join(step.batch_value, zlib.crc32(data) << 32 | zlib.adler32(data))
             else:
                 slot = step.slots.ints[3 * len(self._segments)]
-                h = self._hash_of(t)
                 if step.batches & 1 == 0:
-                    slot.copy_(h)
+                    self._hash_of(t, out=slot)
                 else:
-                    slot.mul_(_signed(_MIX)).add_(h)
+                    slot.mul_(_signed(_MIX)).add_(self._hash_of(t))
                 step.batches |= 1
         step.batches |= 2
         step.samples += samples if samples is not None else (len(tensors[0]) if tensors and tensors[0].dim() else 0)
@@ -349,11 +360,11 @@ class Recorder:
         """Only for programs that clip with code of their own: called once the gradients are ready, before they
         are clipped. torch.nn.utils.clip_grad_norm_ and its kin are seen without it."""
         step = self._now()
-        if step.before_clip or not self._is_detail(step):
+        if step.before_clip or not self._in_detail(step.index):
             return
         step.before_clip = True
         grads, step.counts_before = self._gradients()
-        self._norms(grads, step.slots, step.slots.params)
+        self._norms(grads, step.slots, step.slots.norms + step.slots.params)
 
     def close(self):
         """Writes what is under way. Called at exit if not before."""
@@ -526,8 +537,8 @@ class Recorder:
 
     # One step.
 
-    def _is_detail(self, step):
-        return step.index - self._first < self._dense or step.index % self._every == 0
+    def _in_detail(self, index):
+        return index - self._first < self._dense or index % self._every == 0
 
     def _now(self):
         """The step that is being computed; begins one where none is."""
@@ -554,6 +565,8 @@ class Recorder:
                     grad = _local(grad).detach()
                     if grad.is_sparse:
                         grad = grad.coalesce().values()
+                    if grad.is_complex():
+                        grad = torch.view_as_real(grad)
                     if grad.numel():
                         grads.append(grad)
             counts.append(len(grads) - before)
@@ -594,19 +607,20 @@ class Recorder:
         partial = torch.sum(words * a, dim=1).mul_(b)
         return torch.sum(partial, dim=0, out=out) if out is not None else torch.sum(partial)
 
-    def _hash_of(self, tensor):
+    def _hash_of(self, tensor, out=None):
         flat = tensor.contiguous().reshape(-1)
         if flat.dtype == torch.bool:
             flat = flat.view(torch.uint8)
         size = flat.element_size()
         flat = flat.view({1: torch.uint8, 2: torch.int16, 4: torch.int32}.get(size, torch.int64))
         if flat.numel() <= _COLUMNS:
-            return torch.sum(flat * self._factors(flat.numel(), 1)[0])
+            product = flat * self._factors(flat.numel(), 1)[0]
+            return torch.sum(product) if out is None else torch.sum(product, dim=0, out=out)
         whole = flat.numel() // _COLUMNS * _COLUMNS
         h = self._hash(flat[:whole].view(-1, _COLUMNS))
         if whole < flat.numel():
             h = h.mul_(_signed(_MIX)).add_(torch.sum(flat[whole:] * self._factors(flat.numel() - whole, 1)[0]))
-        return h
+        return h if out is None else out.copy_(h)
 
     @_guarded
     def _clipping(self, parameters):
@@ -622,14 +636,14 @@ class Recorder:
             self._common(step)
             found = getattr(self._optimizer, "found_inf", None)
             if isinstance(found, torch.Tensor):  # a fused optimizer that skips by itself
-                slots.floats[3 * len(self._segments) + 2].copy_(found.reshape(()), non_blocking=True)
+                slots.floats[2].copy_(found.reshape(()), non_blocking=True)
                 step.found_inf = True
             step.grad_scaled = isinstance(getattr(self._optimizer, "grad_scale", None), torch.Tensor)
-            step.detail = self._is_detail(step)
+            step.detail = self._in_detail(step.index)
             if not step.detail:
                 return
             grads, step.counts = self._gradients()
-            self._norms(grads, slots, 0)
+            self._norms(grads, slots, slots.norms)
             for i, s in enumerate(self._segments):
                 parts = []
                 for p, count in zip(s.params, s.counts):
@@ -642,7 +656,7 @@ class Recorder:
                 s.gather(s.grad, parts)
                 self._hash(s.grad[0], out=slots.ints[3 * i + 1])
                 s.moved = s.grad[1] != 0
-                s.gather(s.before, [_local(p).detach() for p in s.params])
+                s.gather(s.before, s.values())
             if self._device.type == "cpu":
                 step.nonfinite = self._count_nonfinite(grads, step.counts)
 
@@ -651,12 +665,12 @@ class Recorder:
         for g, group in enumerate(self._optimizer.param_groups[:len(self._params)]):
             lr = group.get("lr")
             if isinstance(lr, torch.Tensor):
-                step.slots.floats[3 * len(self._segments) + _SCALARS + g].copy_(lr.reshape(()), non_blocking=True)
+                step.slots.floats[_SCALARS + g].copy_(lr.reshape(()), non_blocking=True)
             step.lrs.append(lr)
         if self._scaler is not None:
             scale = getattr(self._scaler, "_scale", None)
             if isinstance(scale, torch.Tensor):
-                step.slots.floats[3 * len(self._segments) + 1].copy_(scale.reshape(()), non_blocking=True)
+                step.slots.floats[1].copy_(scale.reshape(()), non_blocking=True)
                 step.scale_on_device = True
             elif getattr(self._scaler, "_enabled", False):
                 step.scale = float(getattr(self._scaler, "_init_scale", 0)) or None
@@ -694,12 +708,12 @@ class Recorder:
             slots = step.slots
             with torch.no_grad():
                 for i, s in enumerate(self._segments):
-                    s.gather(s.after, [_local(p).detach() for p in s.params])
+                    s.gather(s.after, s.values())
                     new, old = s.after[1], s.before[1]
                     wide = s.dtype in (torch.float32, torch.float64)
                     change = torch.sub(new, old) if wide else new.float().sub_(old)
-                    slots.floats[3 * i].copy_(torch.linalg.vector_norm(change))
-                    slots.floats[3 * i + 1].copy_(torch.linalg.vector_norm(new, dtype=None if wide else torch.float32))
+                    slots.floats[slots.scalars + 3 * i].copy_(torch.linalg.vector_norm(change))
+                    slots.floats[slots.scalars + 3 * i + 1].copy_(torch.linalg.vector_norm(new, dtype=None if wide else torch.float32))
                     torch.sum(new, dim=0, dtype=torch.float64, out=slots.sums[i])
                     bits = {1: torch.uint8, 2: torch.int16, 4: torch.int32}.get(s.size, torch.int64)
                     same = torch.eq(new.view(bits), old.view(bits)).logical_and_(s.moved)
@@ -719,7 +733,7 @@ class Recorder:
         with torch.no_grad():
             self._common(step)
             grads, step.counts = self._gradients()
-            self._norms(grads, step.slots, 0)
+            self._norms(grads, step.slots, step.slots.norms)
             step.nonfinite = self._count_nonfinite(grads, step.counts)
         step.detail, step.skipped = True, True
         self._end_step(step)
@@ -727,7 +741,7 @@ class Recorder:
     def _end_step(self, step):
         self._current = None
         self._step += 1
-        self._rng = self._random_state()
+        self._rng = self._random_state() if self._in_detail(self._step) else None
         if step.index == self._first and step.losses == 0:
             self._loss_after = True
         self._held = step
@@ -776,9 +790,10 @@ class Recorder:
             self._free.append(step.slots)
 
     def _line(self, step):
-        sums, ints, floats = (x.tolist() for x in step.slots.on_host)
-        n, params = len(self._segments), step.slots.params
-        scalars = floats[2 * params + 3 * n:]
+        host = step.slots.on_host
+        sums, ints = (host[0].tolist(), host[1].tolist()) if step.detail or step.batches or self._ties else ((), ())
+        scalars = floats = (host[2] if step.detail else host[2][:step.slots.scalars]).tolist()
+        n = len(self._segments)
         line = {"step": step.index}
         if self._samples_per_step:
             self._samples += self._samples_per_step
@@ -799,7 +814,8 @@ class Recorder:
         if step.batches:
             h = _join(step.batch_value, ints[3 * n] & _MASK) if step.batches & 1 else step.batch_value
             line["batch_hash"] = f"{h:016x}"
-        line["rng_hash"] = step.rng
+        if step.rng is not None:
+            line["rng_hash"] = step.rng
         if self._ties:
             line["tied_apart"] = step.apart + (ints[3 * n + 1] if step.apart_on_device else 0)
         factor = scale if step.grad_scaled and scale else 1.0
@@ -810,13 +826,12 @@ class Recorder:
         group = {}
         lr = step.lrs[g]
         if lr is not None:
-            at = 2 * step.slots.params + 3 * len(self._segments) + _SCALARS + g
-            group["lr"] = _number(floats[at] if isinstance(lr, torch.Tensor) else float(lr))
+            group["lr"] = _number(floats[_SCALARS + g] if isinstance(lr, torch.Tensor) else float(lr))
         if not step.detail:
             return group
 
         def norm(counts, base):
-            at = base + sum(counts[:g])
+            at = step.slots.norms + base + sum(counts[:g])
             values = floats[at:at + counts[g]]
             if any(not math.isfinite(v) for v in values):
                 return math.nan if any(math.isnan(v) for v in values) else math.inf
@@ -833,7 +848,7 @@ class Recorder:
             group["nonfinite"] = 0
         mine = [i for i, s in enumerate(self._segments) if s.group == g]
         if step.updated and mine:
-            base = 2 * step.slots.params
+            base = step.slots.scalars
             elements = sum(self._segments[i].elements for i in mine)
             hashes = [0, 0]
             for i in mine:
