@@ -28,6 +28,8 @@ struct HalfwireHostEngine {
   cudaError_t (*streamCreate)(cudaStream_t* stream, unsigned flags);
   cudaError_t (*streamSynchronize)(cudaStream_t stream);
   cudaError_t (*streamDestroy)(cudaStream_t stream);
+  cudaError_t (*eventQuery)(cudaEvent_t event);
+  cudaError_t (*eventElapsedTime)(float* ms, cudaEvent_t start, cudaEvent_t end);
 };
 
 #define HALFWIRE_HOST_ENGINE_SYMBOL "halfwire_host_engine_v1"

@@ -81,6 +81,10 @@ class Compressor {
   // Takes a scratch for smaller chunks instead, where the ranks agree so after the compressor was made.
   // Before the first call. The larger scratch stays if there is no memory for the smaller one beside it.
   void useChunks(uint64_t chunk_bytes);
+
+  // Takes another format from the next call on, on all ranks alike. Its packets must be no larger than those
+  // of the format the compressor was made with.
+  void useFormat(const WireFormat& format) { config_.format = format; }
   const Config& config() const { return config_; }
   // Bytes of scratch this compressor holds.
   uint64_t scratchHeld() const { return scratch_held_; }

@@ -1,7 +1,7 @@
 // Passes that overlap, under every order of events that the streams allow: all ranks of a communicator in one
 // thread, every stream a queue, whose heads a seeded generator runs in turn. A stream goes on when what it
-// waits for has happened, a real group when every rank's transfer stream has come to it. A wait that is missing
-// shows as a result of the wrong bits in some order, one too many as queues that never empty.
+// waits for has happened, a real group when every rank's transfer stream has come to it. A wait that is
+// missing shows as a result of the wrong bits in some order, one too many as queues that never empty.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -101,6 +101,14 @@ class QueuedDevice final : public Device {
   }
   bool connectsLazily() const override { return false; }
   bool overlapsPasses() const override { return true; }
+  Status compare(const CompareJob&, StreamHandle) override { return unused(); }
+  Status copy(void*, const void*, size_t, StreamHandle) override { return unused(); }
+  Status zero(void*, size_t, StreamHandle) override { return unused(); }
+  Status allocateHost(size_t, void**) override { return unused(); }
+  void releaseHost(void*) override {}
+  Status createTimedEvent(EventHandle*) override { return unused(); }
+  Status elapsed(EventHandle, EventHandle, float*, bool*) override { return unused(); }
+  static Status unused() { return Status(StatusCode::kInternal, "not part of a compressed collective"); }
   Status perturb(const PerturbJob& job, StreamHandle) override { return halfwire::perturb(job), Status(); }
   uint64_t nvlinkDomain() const override { return 0; }
   Status capturing(StreamHandle, bool* out) override { return *out = false, Status(); }
@@ -141,8 +149,9 @@ void move(const std::map<int, std::shared_ptr<Transfers>>& group) {
     for (const auto& send : sender->sends) {
       size_t skip = taken[send.peer]++;
       const Transfers& receiver = *group.at(send.peer);
-      const auto slot = std::find_if(receiver.recvs.begin(), receiver.recvs.end(),
-                                     [&, from = from](const auto& r) { return r.peer == from && skip-- == 0; });
+      const auto slot =
+          std::find_if(receiver.recvs.begin(), receiver.recvs.end(),
+                       [&, from = from](const auto& r) { return r.peer == from && skip-- == 0; });
       ASSERT_NE(slot, receiver.recvs.end());
       ASSERT_EQ(slot->bytes, send.bytes);
       std::memcpy(slot->at, send.at, send.bytes);
@@ -208,8 +217,8 @@ struct OpenGate final : CallGate {
 
 constexpr uint32_t kMostRanks = 4;
 
-// What every rank has after a program of three turns, one after the other on the same stream and then on another,
-// so that a turn meets the scratch of the one before.
+// What every rank has after a program of three turns, one after the other on the same stream and then on
+// another, so that a turn meets the scratch of the one before.
 std::vector<std::vector<float>> results(uint32_t ranks, bool overlap, uint32_t seed, uint64_t chunk) {
   Machine machine;
   machine.random.seed(seed);
@@ -240,13 +249,19 @@ std::vector<std::vector<float>> results(uint32_t ranks, bool overlap, uint32_t s
     std::vector<std::vector<CompressedCall>> calls(ranks);
     std::vector<CompressedTurn> turns;
     for (uint32_t r = 0; r < ranks; ++r) {
-      const auto stream = reinterpret_cast<StreamHandle>(static_cast<uintptr_t>(0x100 * (r + 1) + (turn == 2)));
-      CompressedCall reduce{CollectiveOp::kAllReduce, reduced[r].data(), reduced[r].data(), count,
-                            DataType::kFp32, true};
-      CompressedCall scatter{CollectiveOp::kReduceScatter, reduced[r].data(), scattered[r].data(),
-                             count / ranks, DataType::kFp32, false};
-      CompressedCall gather{CollectiveOp::kAllGather, scattered[r].data(), gathered[r].data(), count / ranks,
-                            DataType::kFp32, false};
+      const auto stream =
+          reinterpret_cast<StreamHandle>(static_cast<uintptr_t>(0x100 * (r + 1) + (turn == 2)));
+      CompressedCall reduce{
+          CollectiveOp::kAllReduce, reduced[r].data(), reduced[r].data(), count, DataType::kFp32, true};
+      CompressedCall scatter{CollectiveOp::kReduceScatter,
+                             reduced[r].data(),
+                             scattered[r].data(),
+                             count / ranks,
+                             DataType::kFp32,
+                             false};
+      CompressedCall gather{CollectiveOp::kAllGather, scattered[r].data(),
+                            gathered[r].data(),       count / ranks,
+                            DataType::kFp32,          false};
       calls[r] = turn == 0   ? std::vector{reduce}
                  : turn == 1 ? std::vector{scatter}
                              : std::vector{gather, reduce};
@@ -308,12 +323,14 @@ TEST(Overlap, ShortMessagesStayOnTheProgramsStream) {
   fabric = {};
   fabric.machine = &machine;
   const NcclApi api = queuedApi();
-  auto made = Compressor::create(&api, &device, {reinterpret_cast<ncclComm_t>(intptr_t{1}), 0, 4, {}, 64u << 20, true});
+  auto made = Compressor::create(&api, &device,
+                                 {reinterpret_cast<ncclComm_t>(intptr_t{1}), 0, 4, {}, 64u << 20, true});
   ASSERT_TRUE(made.ok());
   const auto streamsOf = [&](uint64_t count) {
     machine.streams.clear();
     std::vector<float> buffer(count);
-    CompressedCall call{CollectiveOp::kAllReduce, buffer.data(), buffer.data(), count, DataType::kFp32, false};
+    CompressedCall call{CollectiveOp::kAllReduce, buffer.data(), buffer.data(), count,
+                        DataType::kFp32,          false};
     call.stream = &machine;
     CompressedTurn turn;
     turn.compressor = made.value().get();

@@ -106,4 +106,15 @@ Status checkJob(const PerturbJob& job) {
   return {};
 }
 
+Status checkJob(const CompareJob& job) {
+  if (job.elements == 0) return {};
+  if (job.elements > kMaxExtent) return invalid("compare", "sizes beyond 2^56 elements or bytes");
+  if (job.exact == nullptr || job.other == nullptr || job.sums == nullptr)
+    return invalid("compare", "a buffer is null");
+  if (!aligned(job.exact, dataTypeBytes(job.type)) || !aligned(job.other, dataTypeBytes(job.type)))
+    return invalid("compare", "a buffer is not aligned to its element type");
+  if (!aligned(job.sums, alignof(ErrorSums))) return invalid("compare", "the sums are not aligned");
+  return {};
+}
+
 }  // namespace halfwire

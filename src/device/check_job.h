@@ -4,6 +4,7 @@
 
 #include "base/status.h"
 #include "wire/codec.h"
+#include "wire/compare.h"
 #include "wire/perturb.h"
 
 namespace halfwire {
@@ -13,5 +14,6 @@ Status checkJob(const QuantizeJob& job);
 Status checkJob(const DequantizeJob& job);
 Status checkJob(const ReduceJob& job);
 Status checkJob(const PerturbJob& job);
+Status checkJob(const CompareJob& job);
 
 }  // namespace halfwire

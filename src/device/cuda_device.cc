@@ -128,15 +128,54 @@ class CudaDevice final : public Device {
   Status dequantize(const DequantizeJob& job, StreamHandle stream) override { return enqueue(job, stream); }
   Status reduce(const ReduceJob& job, StreamHandle stream) override { return enqueue(job, stream); }
   Status perturb(const PerturbJob& job, StreamHandle stream) override { return enqueue(job, stream); }
+  Status compare(const CompareJob& job, StreamHandle stream) override { return enqueue(job, stream); }
 
-  Status createEvent(EventHandle* out) override {
+  Status copy(void* to, const void* from, size_t bytes, StreamHandle stream) override {
+    if (bytes == 0) return {};
     const ContextScope scope(driver_, context_);
-    cuda::CUevent event = nullptr;
-    const Status status =
-        driver_.check("cuEventCreate", driver_.cuEventCreate(&event, cuda::kEventDisableTiming));
-    *out = event;
-    return status;
+    return driver_.check("cuMemcpyAsync",
+                         driver_.cuMemcpyAsync(reinterpret_cast<uintptr_t>(to),
+                                               reinterpret_cast<uintptr_t>(from), bytes, asStream(stream)));
   }
+
+  Status zero(void* pointer, size_t bytes, StreamHandle stream) override {
+    if (bytes == 0) return {};
+    const ContextScope scope(driver_, context_);
+    return driver_.check("cuMemsetD8Async", driver_.cuMemsetD8Async(reinterpret_cast<uintptr_t>(pointer), 0,
+                                                                    bytes, asStream(stream)));
+  }
+
+  Status allocateHost(size_t bytes, void** out) override {
+    const ContextScope scope(driver_, context_);
+    const RelaxedCapture relaxed(driver_);
+    *out = nullptr;
+    return driver_.check("cuMemHostAlloc", driver_.cuMemHostAlloc(out, bytes, 0));
+  }
+
+  void releaseHost(void* pointer) override {
+    const ContextScope scope(driver_, context_);
+    const RelaxedCapture relaxed(driver_);
+    (void)driver_.cuMemFreeHost(pointer);
+  }
+
+  Status createTimedEvent(EventHandle* out) override { return makeEvent(cuda::kEventDefault, out); }
+
+  Status elapsed(EventHandle start, EventHandle end, float* ms, bool* done) override {
+    const ContextScope scope(driver_, context_);
+    const RelaxedCapture relaxed(driver_);
+    *done = false;
+    for (const EventHandle event : {start, end}) {
+      const cuda::CUresult error = driver_.cuEventQuery(static_cast<cuda::CUevent>(event));
+      if (error == cuda::kErrorNotReady) return {};
+      if (Status s = driver_.check("cuEventQuery", error); !s.ok()) return s;
+    }
+    *done = true;
+    return driver_.check(
+        "cuEventElapsedTime",
+        driver_.cuEventElapsedTime(ms, static_cast<cuda::CUevent>(start), static_cast<cuda::CUevent>(end)));
+  }
+
+  Status createEvent(EventHandle* out) override { return makeEvent(cuda::kEventDisableTiming, out); }
 
   void destroyEvent(EventHandle event) override {
     (void)driver_.cuEventDestroy(static_cast<cuda::CUevent>(event));
@@ -200,6 +239,14 @@ class CudaDevice final : public Device {
 
  private:
   static cuda::CUstream asStream(StreamHandle stream) { return static_cast<cuda::CUstream>(stream); }
+
+  Status makeEvent(unsigned flags, EventHandle* out) {
+    const ContextScope scope(driver_, context_);
+    cuda::CUevent event = nullptr;
+    const Status status = driver_.check("cuEventCreate", driver_.cuEventCreate(&event, flags));
+    *out = event;
+    return status;
+  }
 
   Status loadModule() {
     const cuda::CUresult error = driver_.cuModuleLoadData(&module_, embeddedKernels());

@@ -38,6 +38,10 @@ Result<Driver> findDriver() {
   take(driver.cuLaunchKernel, "cuLaunchKernel");
   take(driver.cuMemAlloc, "cuMemAlloc_v2");
   take(driver.cuMemFree, "cuMemFree_v2");
+  take(driver.cuMemHostAlloc, "cuMemHostAlloc");
+  take(driver.cuMemFreeHost, "cuMemFreeHost");
+  take(driver.cuMemcpyAsync, "cuMemcpyAsync");
+  take(driver.cuMemsetD8Async, "cuMemsetD8Async");
   take(driver.cuMemGetInfo, "cuMemGetInfo_v2");
   take(driver.cuStreamCreate, "cuStreamCreate");
   take(driver.cuStreamDestroy, "cuStreamDestroy_v2");
@@ -49,6 +53,8 @@ Result<Driver> findDriver() {
   take(driver.cuEventDestroy, "cuEventDestroy_v2");
   take(driver.cuEventRecord, "cuEventRecord");
   take(driver.cuEventSynchronize, "cuEventSynchronize");
+  take(driver.cuEventQuery, "cuEventQuery");
+  take(driver.cuEventElapsedTime, "cuEventElapsedTime");
   dlclose(handle);  // the reference that RTLD_NOLOAD took; the driver stays as long as who loaded it keeps it
   if (missing != nullptr)
     return Status(StatusCode::kUnavailable, std::string("the loaded CUDA driver has no ") + missing +

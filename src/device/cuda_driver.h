@@ -29,10 +29,12 @@ using CUevent = ::CUevent_st*;
 inline constexpr CUresult kSuccess = 0;
 inline constexpr CUresult kErrorOutOfMemory = 2;
 inline constexpr CUresult kErrorNotFound = 500;
+inline constexpr CUresult kErrorNotReady = 600;
 
 inline constexpr int kComputeCapabilityMajor = 75;  // CUdevice_attribute
 inline constexpr int kComputeCapabilityMinor = 76;
 inline constexpr unsigned kStreamNonBlocking = 1;
+inline constexpr unsigned kEventDefault = 0;
 inline constexpr unsigned kEventDisableTiming = 2;
 inline constexpr int kCaptureModeRelaxed = 2;
 inline constexpr int kCaptureStatusNone = 0;
@@ -56,6 +58,10 @@ struct Driver {
                              CUstream stream, void** params, void** extra);
   CUresult (*cuMemAlloc)(CUdeviceptr* pointer, size_t bytes);
   CUresult (*cuMemFree)(CUdeviceptr pointer);
+  CUresult (*cuMemHostAlloc)(void** pointer, size_t bytes, unsigned flags);
+  CUresult (*cuMemFreeHost)(void* pointer);
+  CUresult (*cuMemcpyAsync)(CUdeviceptr to, CUdeviceptr from, size_t bytes, CUstream stream);
+  CUresult (*cuMemsetD8Async)(CUdeviceptr pointer, unsigned char value, size_t bytes, CUstream stream);
   CUresult (*cuMemGetInfo)(size_t* free, size_t* total);
   CUresult (*cuStreamCreate)(CUstream* stream, unsigned flags);
   CUresult (*cuStreamDestroy)(CUstream stream);
@@ -67,6 +73,8 @@ struct Driver {
   CUresult (*cuEventDestroy)(CUevent event);
   CUresult (*cuEventRecord)(CUevent event, CUstream stream);
   CUresult (*cuEventSynchronize)(CUevent event);
+  CUresult (*cuEventQuery)(CUevent event);
+  CUresult (*cuEventElapsedTime)(float* ms, CUevent start, CUevent end);
 
   // Ok, or "CALL: the driver's words"; kOutOfMemory for that error.
   Status check(const char* call, CUresult error) const;

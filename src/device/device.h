@@ -8,6 +8,7 @@
 #include "abi/host_engine.h"
 #include "base/status.h"
 #include "wire/codec.h"
+#include "wire/compare.h"
 #include "wire/perturb.h"
 
 namespace halfwire {
@@ -33,6 +34,17 @@ class Device {
 
   virtual Status perturb(const PerturbJob& job, StreamHandle stream) = 0;
 
+  // For results looked at beside the program. copy takes device memory and what allocateHost gave; host
+  // memory of that kind may be read by the host once an event behind the copy has happened.
+  virtual Status compare(const CompareJob& job, StreamHandle stream) = 0;
+  virtual Status copy(void* to, const void* from, size_t bytes, StreamHandle stream) = 0;
+  virtual Status zero(void* pointer, size_t bytes, StreamHandle stream) = 0;
+  virtual Status allocateHost(size_t bytes, void** out) = 0;
+  virtual void releaseHost(void* pointer) = 0;
+  // Destroyed by destroyEvent. `done` is false, and `ms` untouched, until both have happened.
+  virtual Status createTimedEvent(EventHandle* out) = 0;
+  virtual Status elapsed(EventHandle start, EventHandle end, float* ms, bool* done) = 0;
+
   virtual Status createEvent(EventHandle* out) = 0;
   virtual void destroyEvent(EventHandle event) = 0;
   virtual Status recordEvent(EventHandle event, StreamHandle stream) = 0;
@@ -49,12 +61,12 @@ class Device {
   // blocks the host: then the connections are made with the communicator.
   virtual bool connectsLazily() const = 0;
 
-  // Devices with one value that is not 0 reach each other over NVLink; 0: not known to. Meaningful between processes
-  // and hosts.
+  // Devices with one value that is not 0 reach each other over NVLink; 0: not known to. Meaningful between
+  // processes and hosts.
   virtual uint64_t nvlinkDomain() const = 0;
 
-  // Whether the codec takes long next to the links, so that a message's passes should overlap: the codec of one
-  // with the transfer of another. Equal on all devices of a kind, as all ranks must cut a message alike.
+  // Whether the codec takes long next to the links, so that a message's passes should overlap: the codec of
+  // one with the transfer of another. Equal on all devices of a kind, as all ranks must cut a message alike.
   virtual bool overlapsPasses() const = 0;
 
   // Whether `stream` is being captured into a graph (an invalidated capture counts as capturing).

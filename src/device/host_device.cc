@@ -1,5 +1,7 @@
 // Device on the host engine: jobs run as host functions on the engine's streams, with the host codec.
 #include <cstdint>
+#include <cstdlib>
+#include <cstring>
 #include <mutex>
 #include <string>
 #include <utility>
@@ -15,12 +17,24 @@ namespace {
 
 constexpr size_t kInitialJobs = 64;
 
-using Job = std::variant<QuantizeJob, DequantizeJob, ReduceJob, PerturbJob>;
+struct CopyJob {
+  void* to;
+  const void* from;
+  size_t bytes;
+};
+struct ZeroJob {
+  void* pointer;
+  size_t bytes;
+};
+using Job = std::variant<QuantizeJob, DequantizeJob, ReduceJob, PerturbJob, CompareJob, CopyJob, ZeroJob>;
 
 void runJob(const QuantizeJob& job) { host::quantize(job); }
 void runJob(const DequantizeJob& job) { host::dequantize(job); }
 void runJob(const ReduceJob& job) { host::reduce(job); }
 void runJob(const PerturbJob& job) { halfwire::perturb(job); }
+void runJob(const CompareJob& job) { halfwire::compare(job); }
+void runJob(const CopyJob& job) { std::memcpy(job.to, job.from, job.bytes); }
+void runJob(const ZeroJob& job) { std::memset(job.pointer, 0, job.bytes); }
 
 // Copies of jobs between their enqueue and their run. Lives until its last job has run, which may be after
 // the device is gone: every job in flight holds a reference. Thread-safe.
@@ -117,15 +131,38 @@ class HostDevice final : public Device {
   Status dequantize(const DequantizeJob& job, StreamHandle stream) override { return enqueue(job, stream); }
   Status reduce(const ReduceJob& job, StreamHandle stream) override { return enqueue(job, stream); }
   Status perturb(const PerturbJob& job, StreamHandle stream) override { return enqueue(job, stream); }
+  Status compare(const CompareJob& job, StreamHandle stream) override { return enqueue(job, stream); }
 
-  Status createEvent(EventHandle* out) override {
-    const DeviceScope scope(engine_, device_);
-    cudaEvent_t event = nullptr;
-    const Status status =
-        check("cudaEventCreateWithFlags", engine_->eventCreate(&event, cudaEventDisableTiming));
-    *out = event;
-    return status;
+  Status copy(void* to, const void* from, size_t bytes, StreamHandle stream) override {
+    return bytes == 0 ? Status() : launch(CopyJob{to, from, bytes}, stream);
   }
+  Status zero(void* pointer, size_t bytes, StreamHandle stream) override {
+    return bytes == 0 ? Status() : launch(ZeroJob{pointer, bytes}, stream);
+  }
+
+  Status allocateHost(size_t bytes, void** out) override {
+    *out = std::malloc(bytes);
+    if (*out != nullptr) return {};
+    return Status(StatusCode::kOutOfMemory,
+                  "there are no " + std::to_string(bytes) + " bytes of host memory");
+  }
+  void releaseHost(void* pointer) override { std::free(pointer); }
+
+  Status createTimedEvent(EventHandle* out) override { return makeEvent(cudaEventDefault, out); }
+
+  Status elapsed(EventHandle start, EventHandle end, float* ms, bool* done) override {
+    *done = false;
+    for (const EventHandle event : {start, end}) {
+      const cudaError_t error = engine_->eventQuery(static_cast<cudaEvent_t>(event));
+      if (error == cudaErrorNotReady) return {};
+      if (Status s = check("cudaEventQuery", error); !s.ok()) return s;
+    }
+    *done = true;
+    return check("cudaEventElapsedTime", engine_->eventElapsedTime(ms, static_cast<cudaEvent_t>(start),
+                                                                   static_cast<cudaEvent_t>(end)));
+  }
+
+  Status createEvent(EventHandle* out) override { return makeEvent(cudaEventDisableTiming, out); }
 
   void destroyEvent(EventHandle event) override {
     (void)engine_->eventDestroy(static_cast<cudaEvent_t>(event));
@@ -192,6 +229,18 @@ class HostDevice final : public Device {
   template <class T>
   Status enqueue(const T& job, StreamHandle stream) {
     if (Status status = checkJob(job); !status.ok()) return status;
+    return launch(job, stream);
+  }
+
+  Status makeEvent(unsigned flags, EventHandle* out) {
+    const DeviceScope scope(engine_, device_);
+    cudaEvent_t event = nullptr;
+    const Status status = check("cudaEventCreateWithFlags", engine_->eventCreate(&event, flags));
+    *out = event;
+    return status;
+  }
+
+  Status launch(const Job& job, StreamHandle stream) {
     const DeviceScope scope(engine_, device_);
     JobPool::Node* node = pool_->take(job);
     const cudaError_t error = engine_->launchHostFunc(static_cast<cudaStream_t>(stream), &JobPool::run, node);

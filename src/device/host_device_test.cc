@@ -55,7 +55,7 @@ const HalfwireHostEngine kTable = {
         },
     .eventCreate =
         [](cudaEvent_t* out, unsigned flags) {
-          EXPECT_EQ(flags, static_cast<unsigned>(cudaEventDisableTiming));
+          EXPECT_TRUE(flags == cudaEventDisableTiming || flags == cudaEventDefault);
           *out = reinterpret_cast<cudaEvent_t>(static_cast<uintptr_t>(++fake->events));
           return cudaSuccess;
         },
@@ -101,6 +101,12 @@ const HalfwireHostEngine kTable = {
     .streamDestroy =
         [](cudaStream_t) {
           --fake->streams;
+          return cudaSuccess;
+        },
+    .eventQuery = [](cudaEvent_t) { return fake->queue.empty() ? cudaSuccess : cudaErrorNotReady; },
+    .eventElapsedTime =
+        [](float* ms, cudaEvent_t, cudaEvent_t) {
+          *ms = 2.5f;
           return cudaSuccess;
         },
 };
@@ -262,6 +268,38 @@ TEST_F(HostDeviceTest, RefusesWrongJobs) {
   EXPECT_TRUE(refused(sum, [](ReduceJob& j) { j.own_index = 1; }));
   EXPECT_TRUE(device_->quantize(QuantizeJob{}, nullptr).ok()) << "an empty job needs no buffers";
   engine_.runAll();
+}
+
+TEST_F(HostDeviceTest, CopiesZeroesAndComparesInStreamOrder) {
+  std::vector<float> a(300, 2.0f), b(300);
+  b[7] = 3.0f;
+  ErrorSums sums;
+  sums.elements = 99;
+  void* host = nullptr;
+  ASSERT_TRUE(device_->allocateHost(sizeof(ErrorSums), &host).ok());
+  EXPECT_TRUE(device_->copy(b.data() + 10, a.data() + 10, 290 * 4, nullptr).ok());
+  EXPECT_TRUE(device_->zero(&sums, sizeof sums, nullptr).ok());
+  EXPECT_TRUE(device_->compare({DataType::kFp32, a.data(), b.data(), a.size(), &sums}, nullptr).ok());
+  EXPECT_TRUE(device_->copy(host, &sums, sizeof sums, nullptr).ok());
+  EXPECT_TRUE(device_->copy(host, nullptr, 0, nullptr).ok());
+  EventHandle timed = nullptr;
+  ASSERT_TRUE(device_->createTimedEvent(&timed).ok());
+  float ms = 0;
+  bool done = true;
+  EXPECT_TRUE(device_->elapsed(timed, timed, &ms, &done).ok());
+  EXPECT_FALSE(done);
+  EXPECT_EQ(sums.elements, 99u) << "nothing has run yet";
+  engine_.runAll();
+  const auto* read = static_cast<ErrorSums*>(host);
+  EXPECT_EQ(read->elements, 300u);
+  EXPECT_EQ(read->flushed, 9u);
+  EXPECT_EQ(read->error_squares, 9 * 4.0 + 1.0);
+  EXPECT_TRUE(device_->elapsed(timed, timed, &ms, &done).ok());
+  EXPECT_TRUE(done);
+  EXPECT_EQ(ms, 2.5f);
+  EXPECT_FALSE(device_->compare({DataType::kFp32, a.data(), nullptr, 1, &sums}, nullptr).ok());
+  device_->destroyEvent(timed);
+  device_->releaseHost(host);
 }
 
 TEST(MakeHostDeviceTest, RefusesOtherTables) {

@@ -81,6 +81,12 @@ cudaError_t eventSynchronize(cudaEvent_t event) {
   return call([&](Process& p) { return p.runtime.synchronizeEvent(event); });
 }
 
+cudaError_t eventQuery(cudaEvent_t event) {
+  return call([&](Process& p) { return p.runtime.queryEvent(event); });
+}
+cudaError_t eventElapsedTime(float* ms, cudaEvent_t start, cudaEvent_t end) {
+  return call([&](Process& p) { return p.runtime.elapsed(ms, start, end); });
+}
 cudaError_t streamIsCapturing(cudaStream_t stream, cudaStreamCaptureStatus* status) {
   return call([&](Process& p) {
     if (status == nullptr) return cudaErrorInvalidValue;
@@ -303,12 +309,10 @@ cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
 cudaError_t cudaEventRecordWithFlags(cudaEvent_t event, cudaStream_t stream, unsigned flags) {
   return flags > 1 ? keep(cudaErrorInvalidValue) : impl::eventRecord(event, stream);
 }
-cudaError_t cudaEventQuery(cudaEvent_t event) {
-  return call([&](Process& p) { return p.runtime.queryEvent(event); });
-}
+cudaError_t cudaEventQuery(cudaEvent_t event) { return impl::eventQuery(event); }
 cudaError_t cudaEventSynchronize(cudaEvent_t event) { return impl::eventSynchronize(event); }
 cudaError_t cudaEventElapsedTime(float* ms, cudaEvent_t start, cudaEvent_t end) {
-  return call([&](Process& p) { return p.runtime.elapsed(ms, start, end); });
+  return impl::eventElapsedTime(ms, start, end);
 }
 
 cudaError_t cudaLaunchHostFunc(cudaStream_t stream, cudaHostFn_t function, void* argument) {
@@ -341,6 +345,8 @@ const HalfwireHostEngine* halfwire_hostrt_engine(void) {
       .streamCreate = impl::createStream,
       .streamSynchronize = impl::streamSynchronize,
       .streamDestroy = impl::streamDestroy,
+      .eventQuery = impl::eventQuery,
+      .eventElapsedTime = impl::eventElapsedTime,
   };
   return &kEngine;
 }

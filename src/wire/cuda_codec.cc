@@ -14,7 +14,7 @@ namespace {
 
 constexpr uint32_t kMaxGridY = 65535;
 
-enum class Operation : uint8_t { kQuantize, kDequantize, kReduce, kPerturb };
+enum class Operation : uint8_t { kQuantize, kDequantize, kReduce, kPerturb, kCompare };
 
 struct Kernel {
   Operation operation;
@@ -64,15 +64,20 @@ constexpr Table makeTable() {
       }
     }
   }
-  for (const DataType type : {DataType::kBf16, DataType::kFp32})
-    table.kernel.at(table.size++) = {Operation::kPerturb, ElementFormat::kE4M3, static_cast<uint32_t>(type),
-                                     kAnyPath, 1};
+  const auto add = [&table](Operation operation, DataType type) {
+    table.kernel.at(table.size++) = {operation, ElementFormat::kE4M3, static_cast<uint32_t>(type), kAnyPath,
+                                     1};
+  };
+  for (const DataType type : {DataType::kBf16, DataType::kFp32}) add(Operation::kPerturb, type);
+  for (const DataType type : {DataType::kBf16, DataType::kFp16, DataType::kFp32})
+    add(Operation::kCompare, type);
   return table;
 }
 
 constexpr Table kTable = makeTable();
-constexpr uint32_t kPerturb16 = kCudaKernels - 2;
-constexpr uint32_t kPerturb32 = kCudaKernels - 1;
+constexpr uint32_t kPerturb16 = kCudaKernels - 5;
+constexpr uint32_t kPerturb32 = kCudaKernels - 4;
+constexpr uint32_t kCompareFirst = kCudaKernels - 3;  // and the DataType
 static_assert(kTable.size == kCudaKernels);
 
 uint32_t kernelIndex(Operation operation, ElementFormat format, uint32_t target, CodecPath path,
@@ -92,6 +97,10 @@ std::array<std::string, kCudaKernels> makeNames() {
     const Kernel& k = kTable.kernel[i];
     if (k.operation == Operation::kPerturb) {
       names[i] = i == kPerturb16 ? "halfwire_perturb_16" : "halfwire_perturb_32";
+      continue;
+    }
+    if (k.operation == Operation::kCompare) {
+      names[i].append("halfwire_compare_").append(kTargets[k.target]);
       continue;
     }
     std::string& name = names[i];
@@ -217,6 +226,16 @@ bool cudaLaunch(const PerturbJob& job, CodecPath, uint32_t part, CudaLaunch* out
   return true;
 }
 
+bool cudaLaunch(const CompareJob& job, CodecPath, uint32_t part, CudaLaunch* out) {
+  if (part != 0 || job.elements == 0) return false;
+  out->kernel = kCompareFirst + static_cast<uint32_t>(job.type);
+  out->grid_x = std::min(tiles(job.elements, kCompareBlock * cuda::kCompareThreads / 32), cuda::kCompareGrid);
+  out->grid_y = 1;
+  out->threads = cuda::kCompareThreads;
+  out->params = CompareParams{job.exact, job.other, job.elements, job.sums};
+  return true;
+}
+
 CudaLaunch cudaEmptyLaunch(uint32_t index) {
   CudaLaunch launch;
   launch.kernel = index;
@@ -237,6 +256,10 @@ CudaLaunch cudaEmptyLaunch(uint32_t index) {
     case Operation::kPerturb:
       launch.threads = cuda::kPerturbThreads;
       launch.params = PerturbParams{};
+      break;
+    case Operation::kCompare:
+      launch.threads = cuda::kCompareThreads;
+      launch.params = CompareParams{};
       break;
   }
   return launch;

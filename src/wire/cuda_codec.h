@@ -13,7 +13,7 @@
 namespace halfwire {
 
 // Number of kernels that an image may hold; kernels are known by their index below this.
-inline constexpr uint32_t kCudaKernels = 66;
+inline constexpr uint32_t kCudaKernels = 69;
 
 // The name of kernel `index` in the image, for example "halfwire_quantize_e4m3_bf16_hardware_1".
 const std::string& cudaKernelName(uint32_t index);
@@ -28,7 +28,7 @@ struct CudaLaunch {
   uint32_t grid_x = 0;
   uint32_t grid_y = 1;
   uint32_t threads = 0;
-  std::variant<QuantizeParams, DequantizeParams, ReduceParams, PerturbParams> params;
+  std::variant<QuantizeParams, DequantizeParams, ReduceParams, PerturbParams, CompareParams> params;
 
   // Address of the argument as cuLaunchKernel wants it.
   void* argument() {
@@ -42,6 +42,7 @@ bool cudaLaunch(const QuantizeJob& job, CodecPath path, uint32_t part, CudaLaunc
 bool cudaLaunch(const DequantizeJob& job, CodecPath path, uint32_t part, CudaLaunch* out);
 bool cudaLaunch(const ReduceJob& job, CodecPath path, uint32_t part, CudaLaunch* out);
 bool cudaLaunch(const PerturbJob& job, CodecPath path, uint32_t part, CudaLaunch* out);
+bool cudaLaunch(const CompareJob& job, CodecPath path, uint32_t part, CudaLaunch* out);
 
 // A launch of kernel `index` that reads and writes nothing, to have it loaded.
 CudaLaunch cudaEmptyLaunch(uint32_t index);

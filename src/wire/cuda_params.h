@@ -4,6 +4,7 @@
 
 #include <cstdint>
 
+#include "wire/compare.h"
 #include "wire/format.h"
 #include "wire/perturb.h"
 
@@ -68,6 +69,14 @@ struct PerturbParams {
   uint64_t elements;
   uint64_t seed;
   PerturbStep step;
+};
+
+// One compare launch: warps take blocks of kCompareBlock elements in turn.
+struct CompareParams {
+  const void* exact;
+  const void* other;
+  uint64_t elements;
+  ErrorSums* sums;
 };
 
 }  // namespace halfwire

@@ -36,6 +36,9 @@ constexpr uint32_t dequantizeRepeat(DataType) { return 1; }
 inline constexpr uint32_t kPerturbThreads = 256;
 inline constexpr uint32_t kPerturbRepeat = 16;  // elements of a thread
 
+inline constexpr uint32_t kCompareThreads = 256;
+inline constexpr uint32_t kCompareGrid = 1024;  // at most: every thread block ends with a few atomic additions
+
 inline constexpr uint32_t kReduceThreads = 128;
 inline constexpr uint32_t kReduceResident = 1024;
 inline constexpr uint32_t kReduceDepth = 4;
