@@ -494,6 +494,8 @@ void addBenchCommand(CLI::App& app, int* exit_code) {
       "quantize --json");
   c->callback([codec, exit_code] { *exit_code = benchCodec(*codec); });
 
+  addBenchStep(*bench, exit_code);
+
   auto collective = std::make_shared<CollectiveOptions>();
   CLI::App* k =
       bench->add_subcommand("collective", "Compressed against exact collectives between local ranks");

@@ -16,6 +16,8 @@ namespace halfwire::cli {
 void addRunCommand(CLI::App& app, const std::vector<std::string>& command, int* exit_code);
 void addDoctorCommand(CLI::App& app, const std::vector<std::string>& command, int* exit_code);
 void addBenchCommand(CLI::App& app, int* exit_code);
+void addBenchStep(CLI::App& bench, int* exit_code);
+void addReportCommand(CLI::App& app, int* exit_code);
 void addAnalyzeCommand(CLI::App& app, int* exit_code);
 void addParityCommand(CLI::App& app, int* exit_code);
 

@@ -58,6 +58,7 @@ int main(int argc, char** argv) {
       "  halfwire run -- torchrun --nproc-per-node 4 train.py\n"
       "  halfwire doctor -- python3 train.py\n"
       "  halfwire bench codec\n"
+      "  halfwire report logs\n"
 #ifdef HALFWIRE_HAVE_ANALYZE
       "  halfwire analyze trace.json.gz\n"
 #endif
@@ -68,6 +69,7 @@ int main(int argc, char** argv) {
   halfwire::cli::addRunCommand(app, command, &exit_code);
   halfwire::cli::addDoctorCommand(app, command, &exit_code);
   halfwire::cli::addBenchCommand(app, &exit_code);
+  halfwire::cli::addReportCommand(app, &exit_code);
 #ifdef HALFWIRE_HAVE_ANALYZE
   halfwire::cli::addAnalyzeCommand(app, &exit_code);
 #endif
