@@ -368,6 +368,9 @@ TEST(Findings, RecordIncomplete) {
   Recorded cut = sound();
   cut.ranks[0].cut_short = true;
   EXPECT_FOUND(alone(cut), "record-incomplete", Severity::kNote);
+  Recorded brief = sound();
+  for (RankRecord& r : brief.ranks) r.truncate(15);
+  EXPECT_FOUND(alone(brief), "record-incomplete", Severity::kNote);
   Recorded killed = sound();
   killed.ranks[1].truncate(300);
   EXPECT_FOUND(alone(killed), "record-incomplete", Severity::kWarning);

@@ -21,7 +21,7 @@ using ::testing::HasSubstr;
 using Recorded = ::halfwire::parity::Run;
 
 const char* const kHeader =
-    R"({"halfwire_parity":1,"rank":0,"world_size":1,"seed":7,"precision":"fp32","sharded":false,"warmup":null,"halfwire":{"mode":"on","x":[1,{"y":2}]},"unknown":{"a":[1,2]}})"
+    R"({"halfwire_parity":1,"rank":0,"world_size":1,"seed":7,"precision":"fp32","sharded":null,"program":null,"warmup":null,"halfwire":{"mode":"on","x":[1,{"y":2}]},"unknown":{"a":[1,2]}})"
     "\n";
 
 Result<RankRecord> parse(const std::string& text, const RecordLimits& limits = {}) {

@@ -36,6 +36,10 @@ void findRecordIncomplete(const Subject& s, Findings* out) {
       severity = Severity::kWarning;
     }
   }
+  if (s.losses.loss.size() < 20) {
+    parts.push_back(
+        fmt::format("{} losses are too few to see whether anything is learnt", s.losses.loss.size()));
+  }
   for (const std::string& note : run.notes) parts.push_back(note);
   if (parts.empty()) return;
   Finding f{"record-incomplete", severity, s.label, std::nullopt, std::nullopt};
