@@ -1,0 +1,187 @@
+"""The exposure meter against a profiler: DDP and FSDP2 on GPUs, the metered stall of steps beside what `halfwire analyze`
+finds stalled in a trace of the same steps, and what a sampled step costs.
+
+    examples/pytorch/shared_gpu.sh halfwire run --mode meter --meter-every 1 --log A -n 4 -- \\
+        python3 tests/gpu/meter.py ddp --out A --share-gpu --steps 40
+    examples/pytorch/shared_gpu.sh halfwire run --mode meter --meter-every 2 --log B -n 4 -- \\
+        python3 tests/gpu/meter.py ddp --out B --share-gpu --profiled 0
+    python3 tests/gpu/meter.py compare --out A --halfwire build/release/bin/halfwire
+    python3 tests/gpu/meter.py compare --out B
+
+A and B are fresh folders; ddp or fsdp2. The first run meters every step and profiles the last ones, one trace a rank; the
+second alternates sampled steps with others. `compare` needs no GPU: it prints the figures and fails where they do not
+hold, metered within 10 % or 0.5 ms a step of the trace's stalled time over the same steps, and a sampled step at most 2 %
+longer than the others over at least 400 steps.
+"""
+
+import argparse
+import ctypes
+import glob
+import json
+import os
+import statistics
+import subprocess
+import sys
+import time
+
+parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+parser.add_argument("what", choices=["ddp", "fsdp2", "compare"])
+parser.add_argument("--out", required=True, metavar="DIR", help="traces, and where --log put the run logs")
+parser.add_argument("--share-gpu", action="store_true", help="all ranks use GPU 0")
+parser.add_argument("--steps", type=int, default=440)
+parser.add_argument("--profiled", type=int, default=8, help="steps in the trace, behind all others")
+parser.add_argument("--width", type=int, default=768)
+parser.add_argument("--layers", type=int, default=8)
+parser.add_argument("--context", type=int, default=512)
+parser.add_argument("--batch", type=int, default=8)
+parser.add_argument("--bucket-mb", type=int, default=25)
+parser.add_argument("--halfwire", default="halfwire", help="for compare: the command")
+options = parser.parse_args()
+
+
+def halfwire_step():
+    """The library's function where it is preloaded, else nothing."""
+    try:
+        function = ctypes.CDLL(None).halfwire_step
+    except AttributeError:
+        return lambda: None
+    function.restype = None
+    return function
+
+
+def train():
+    rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    sys.argv = ["gpt.py"] + (["--share-gpu"] if options.share_gpu else [])
+    here = os.path.dirname(os.path.abspath(__file__))
+    sys.path.insert(0, os.path.join(here, "..", "..", "examples", "pytorch"))
+    import gpt  # sets NCCL's variables for ranks that share a GPU before NCCL reads them
+    import torch
+    import torch.distributed as dist
+    import torch.nn.functional as F
+    torch.cuda.set_device(0 if options.share_gpu else int(os.environ.get("LOCAL_RANK", "0")))
+    device = torch.device("cuda", torch.cuda.current_device())
+    dist.init_process_group("nccl")
+    torch.manual_seed(1)
+    model = gpt.GPT(options.width, options.layers, options.context).to(device)
+    if options.what == "ddp":
+        from torch.nn.parallel import DistributedDataParallel
+        model = DistributedDataParallel(model, device_ids=[device.index], bucket_cap_mb=options.bucket_mb,
+                                        gradient_as_bucket_view=True)
+    else:
+        from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+        policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.bfloat16)
+        for block in model.blocks:
+            fully_shard(block, mp_policy=policy)
+        fully_shard(model, mp_policy=policy)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4, fused=True)
+    pick = torch.Generator(device=device).manual_seed(1000 + rank)
+    step = halfwire_step()
+    times = []
+
+    def one():
+        start = time.perf_counter()
+        step()
+        rows = torch.randint(0, 256, (options.batch, options.context + 1), generator=pick, device=device)
+        with torch.autocast("cuda", dtype=torch.bfloat16):
+            logits = model(rows[:, :-1])
+        loss = F.cross_entropy(logits.float().flatten(0, 1), rows[:, 1:].flatten())
+        optimizer.zero_grad(set_to_none=True)
+        loss.backward()
+        optimizer.step()
+        torch.cuda.synchronize()
+        times.append((time.perf_counter() - start) * 1e3)
+
+    for _ in range(options.steps):
+        one()
+    os.makedirs(options.out, exist_ok=True)
+    if options.profiled > 0:
+        # Without these events a trace does not say which stream waited for what.
+        synchronisation = torch._C._profiler._ExperimentalConfig(enable_cuda_sync_events=True)
+        activities = [torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]
+        with torch.profiler.profile(activities=activities, experimental_config=synchronisation) as profile:
+            for _ in range(options.profiled):
+                with torch.profiler.record_function(f"ProfilerStep#{len(times)}"):
+                    one()
+        profile.export_chrome_trace(os.path.join(options.out, f"trace-{rank}.json"))
+    for _ in range(2):  # the meter reads a step's events when a later one begins
+        one()
+    step()
+    with open(os.path.join(options.out, f"times-{rank}.txt"), "w") as f:
+        json.dump({"first_profiled": options.steps, "profiled": options.profiled, "step_ms": times, "model": options.what,
+                   "torch": torch.__version__}, f)
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def median(values):
+    return statistics.median(values) if values else float("nan")
+
+
+def accuracy(rank, times, log, failures):
+    """Metered and traced time of the same steps, in ms a step."""
+    trace = os.path.join(options.out, f"trace-{rank}.json")
+    analyzed = json.loads(subprocess.run([options.halfwire, "analyze", "--json", trace], check=True,
+                                         capture_output=True, text=True).stdout)
+    file = analyzed["files"][0]
+    count = times["profiled"]
+    wanted = range(times["first_profiled"], times["first_profiled"] + count)
+    steps = {s["number"]: s for s in log["meter"]["steps"]}
+    missing = [n for n in wanted if steps.get(n, {}).get("exposed_ns") is None or steps[n]["unmeasured"]]
+    if file["stalled_us"] is None or missing:
+        failures.append(f"rank {rank}: " + (f"steps {missing} were not measured whole (use --meter-every 1)" if missing
+                                            else "the trace records no waits"))
+        return
+    metered = sum(steps[n]["exposed_ns"] for n in wanted) / count / 1e6
+    blocked = sum(steps[n]["host_blocked_ns"] for n in wanted) / count / 1e6
+    traced = {key: file[key] / count / 1e3 for key in ("stalled_us", "exposed_comm_us", "compute_us", "comm_us", "span_us")}
+    print(f"{rank:4d}  {count:5d}  {metered:8.3f}  {traced['stalled_us']:8.3f}  {traced['exposed_comm_us']:8.3f}  "
+          f"{traced['compute_us']:8.3f}  {traced['comm_us']:8.3f}  {traced['span_us']:8.3f}  {blocked:8.3f}")
+    if abs(metered - traced["stalled_us"]) > max(0.1 * traced["stalled_us"], 0.5):
+        failures.append(f"rank {rank}: metered {metered:.3f} ms a step, stalled in the trace {traced['stalled_us']:.3f}")
+
+
+def cost(rank, times, log, failures):
+    counted = [s for s in log["meter"]["steps"] if log["meter"]["warmup"] <= s["number"] < times["first_profiled"]]
+    sampled = [s["duration_ns"] / 1e6 for s in counted if s["sampled"]]
+    others = [s["duration_ns"] / 1e6 for s in counted if not s["sampled"]]
+    if not sampled or not others:
+        return
+    more = 100 * (statistics.median(sampled) / statistics.median(others) - 1)
+    print(f"rank {rank}: {len(sampled)} sampled steps {statistics.median(sampled):.3f} ms, {len(others)} others "
+          f"{statistics.median(others):.3f} ms by medians: {more:+.2f} % (by means "
+          f"{100 * (statistics.fmean(sampled) / statistics.fmean(others) - 1):+.2f} %)")
+    if more > 2:
+        failures.append(f"rank {rank}: a sampled step is {more:.2f} % longer")
+    if len(counted) < 400:
+        failures.append(f"rank {rank}: {len(counted)} steps for the cost, 400 are wanted")
+
+
+def compare():
+    failures = []
+    ranks = sorted(int(os.path.basename(p)[6:-4]) for p in glob.glob(os.path.join(options.out, "times-*.txt")))
+    if not ranks:
+        sys.exit(f"{options.out} holds no times-*.txt: run ddp or fsdp2 first")
+    runs = []
+    for rank in ranks:
+        with open(os.path.join(options.out, f"times-{rank}.txt")) as f:
+            times = json.load(f)
+        with open(os.path.join(options.out, f"rank{rank}.json")) as f:
+            log = json.load(f)
+        m = log["meter"]
+        print(f"rank {rank}: {times['model']}, torch {times['torch']}; meter {m['state']} {m['words']}, steps "
+              f"{m['steps_from']}, {m['collectives']} collectives, {m['event_calls']} event calls, {m['waits']} waits "
+              f"measured, {m['unmeasured']} not, {m['captured']} captured")
+        runs.append((rank, times, log))
+    if any(times["profiled"] for _, times, _ in runs):
+        print("ms a step:\nrank  steps   metered   stalled   exposed   compute      comm      span  host-blocked")
+        for run in runs:
+            accuracy(*run, failures)
+        print("metered: by the meter; the rest from the trace. exposed: communication runs and no compute does")
+    for run in runs:
+        cost(*run, failures)
+    for failure in failures:
+        print("FAILED:", failure)
+    sys.exit(1 if failures else 0)
+
+
+compare() if options.what == "compare" else train()
