@@ -69,7 +69,8 @@ void addSizes(const std::vector<const RunLogRecord*>& records, RunSummary* run) 
   std::map<Key, SizeSummary> sizes;
   for (const RunLogRecord* record : records) {
     std::map<Key, double> exposed;
-    const auto steps = static_cast<double>(std::max<uint64_t>(1, record->meter.steps_begun));
+    // The last step that began may not have ended.
+    const auto steps = static_cast<double>(std::max<uint64_t>(2, record->meter.steps_begun) - 1);
     // Where the run is longer than the ring of steps, as many were sampled before as the rate says.
     const double kept = static_cast<double>(sampledSteps(*record));
     const double share = std::max(1.0, steps / static_cast<double>(kRunLogSteps));
@@ -457,7 +458,8 @@ std::string verdict(const RunSummary& a, const RunSummary& b) {
                                              : fmt::format("{:.1f} % more bytes", 100 * sent);
   std::string moved = fmt::format("B sends {}", bytes);
   if (a.calls > 0 && std::abs(b.calls / a.calls - 1) > 0.01)
-    moved += fmt::format(" in {:.0f} calls instead of {:.0f}", b.calls, a.calls);
+    moved +=
+        fmt::format(" in {:.0f} {} instead of {:.0f}", b.calls, b.calls < 1.5 ? "call" : "calls", a.calls);
   if (std::abs(step) < 0.01 * a.step_ms) {
     return fmt::format("{}, and its step is as long ({:.2f} ms, {:+.2f} ms): what changed had been hidden.",
                        moved, b.step_ms, step);
