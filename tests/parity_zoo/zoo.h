@@ -23,7 +23,8 @@ struct Case {
   // Makes the mistake in a fault-free configuration; may also change both sides so that it can be made.
   std::function<void(Config* baseline, Config* candidate)> make;
   bool only_warning = false;  // what is done on purpose often enough: a hard finding would be a false alarm
-  bool refused = false;       // the verdict has to be `undecided`
+  bool uncertain = false;  // seen through noise, if at all: counted and printed, and no failure of --require
+  bool refused = false;    // the verdict has to be `undecided`
 };
 const std::vector<Case>& cases();
 
