@@ -378,6 +378,25 @@ void Meter::close(Bracket* b, int64_t called_ns) {
   b->closed.store(true, std::memory_order_release);
 }
 
+// The legacy stream waits for blocking streams by itself: there is no call to bracket, and the report says
+// so.
+void Meter::noteBlocking(Lock& lock, cudaStream_t stream) {
+  if (last_cuda_ == nullptr || last_cuda_->streamFlags == nullptr || keyOf(stream) == kLegacyStream ||
+      stream == cudaStreamPerThread)
+    return;
+  if (std::find(flags_asked_.begin(), flags_asked_.end(), stream) != flags_asked_.end()) return;
+  flags_asked_[flags_next_++ % flags_asked_.size()] = stream;
+  const CudaCalls& cuda = *last_cuda_;
+  lock.unlock();
+  unsigned flags = cudaStreamNonBlocking;
+  if (cuda.peekLastError() == cudaSuccess && cuda.streamFlags(stream, &flags) != cudaSuccess) {
+    (void)cuda.getLastError();
+    flags = cudaStreamNonBlocking;
+  }
+  lock.lock();
+  if ((flags & cudaStreamNonBlocking) == 0) add(log_->meter.blocking, 1);
+}
+
 void Meter::beginCollectives(const MeterCall* calls, size_t count, MeterScope* scope) {
   scope->count = 0;
   if (!on()) return;
@@ -405,6 +424,7 @@ void Meter::beginCollectives(const MeterCall* calls, size_t count, MeterScope* s
     rows_[id % kRows] = calls[i].row;
     if (sampling_ && step_ >= kWarmupSteps && calls[i].row != nullptr) add(calls[i].row->sampled_calls, 1);
     const auto stream = static_cast<cudaStream_t>(calls[i].stream);
+    noteBlocking(lock, stream);
     if (!tracker_.onCollective(keyOf(stream), id) || !sampling_ || last_cuda_ == nullptr) continue;
     bool open_already = false;
     for (int k = 0; k < scope->count; ++k) {

@@ -96,6 +96,7 @@ class Meter {
   using Lock = std::unique_lock<std::mutex>;
 
   Bracket* open(Lock& lock, const CudaCalls& cuda, cudaStream_t stream, cudaEvent_t awaited, CollectiveId id);
+  void noteBlocking(Lock& lock, cudaStream_t stream);
   bool grow(Lock& lock, const CudaCalls& cuda, int device);
   void boundary(Lock& lock, int64_t now);
   void readPending(Lock& lock);
@@ -117,6 +118,8 @@ class Meter {
   bool marked_ = false;  // the program says where steps begin
   CollectiveId next_id_ = 0;
   std::vector<RunLogSize*> rows_;
+  std::array<cudaStream_t, 32> flags_asked_{};  // streams whose flags are known
+  size_t flags_next_ = 0;
   const CudaCalls* last_cuda_ = nullptr;  // the runtime whose events the program uses
 
   bool in_step_ = false;

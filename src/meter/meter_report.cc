@@ -121,8 +121,8 @@ void addSkew(const std::vector<const RunLogRecord*>& records, RunSummary* run) {
 
 void addNotes(RunSummary* run) {
   std::map<std::string, int> words;
-  uint64_t unmeasured = 0, waits = 0, captured = 0, lost = 0, blind = 0, stepless = 0, checked = 0,
-           predicted = 0;
+  uint64_t unmeasured = 0, waits = 0, captured = 0, lost = 0, blocking = 0, blind = 0, stepless = 0,
+           checked = 0, predicted = 0;
   double sampled = 0, unsampled = 0;
   int both = 0;
   for (const RankSummary& r : run->ranks) {
@@ -133,6 +133,7 @@ void addNotes(RunSummary* run) {
     waits += r.meter.waits;
     captured += r.meter.captured;
     lost += r.meter.lost_marks;
+    blocking += r.meter.blocking;
     checked += r.meter.source == StepSource::kDetected ? r.meter.checked : 0;
     predicted += r.meter.source == StepSource::kDetected ? r.meter.predicted : 0;
     if (r.meter.state == MeterState::kOn && r.meter.collectives > 0 && r.meter.event_calls == 0) ++blind;
@@ -169,6 +170,12 @@ void addNotes(RunSummary* run) {
     run->notes.push_back(fmt::format("{} waits were in graph captures and left alone", captured));
   if (lost > 0)
     run->notes.push_back(fmt::format("{} events or streams had no room in the meter's tables", lost));
+  if (blocking > 0) {
+    run->notes.push_back(fmt::format(
+        "{} communication streams are blocking ones, for which the legacy stream waits by itself: such "
+        "waits cannot be seen",
+        blocking));
+  }
   if (both > 0) {
     run->notes.push_back(
         fmt::format("sampled steps take {:+.2f} ms ({:+.2f} %) against the others, by medians",
