@@ -59,7 +59,27 @@ class RunLogJson : public ::testing::Test {
     RunLogRow* small = RunLog::row(*comm, CollectiveOp::kBroadcast, ncclFloat32, Reason::kOpNotSupported);
     small->calls = 2;
     small->bytes_asked = small->bytes_ring = small->bytes_sent = 4096;
+    RunLogSize* size = RunLog::sizeRow(*comm, CollectiveOp::kAllReduce, ncclBfloat16, (8u << 20) + 5);
+    size->calls = calls;
+    size->bytes_asked = calls << 23;
+    size->waits = 3;
+    size->exposed_ns = 1500000;
     comm->used = 1;
+    f.meter.state = static_cast<uint32_t>(MeterState::kOn);
+    f.meter.source = static_cast<uint32_t>(StepSource::kMarked);
+    f.meter.every = 4;
+    f.meter.warmup = 1;
+    f.meter.steps = 4;
+    for (uint64_t i = 0; i < 3; ++i) {
+      RunLogStep& step = f.step[i];
+      step.begin_ns = 1000000 * i;
+      step.duration_ns = 1000000;
+      step.bytes_sent = 100 + i;
+      step.sampled = i == 2 ? 1 : 0;
+      step.measured = i == 2 ? 1 : 0;
+      step.exposed_ns = i == 2 ? 250000 : 77;
+      step.number = i + 1;
+    }
     f.closed = closed ? 1 : 0;
   }
 
@@ -118,6 +138,69 @@ TEST_F(RunLogJson, WhatWasWrittenComesBack) {
   EXPECT_EQ(call["bytes_exact_ring"], 7u * 3 << 22);
   EXPECT_EQ(call["launches"], 28);
   EXPECT_EQ(comm["calls"][1]["compressed"], false);
+}
+
+TEST_F(RunLogJson, TheMetersPartComesBack) {
+  write(2, 7, true);
+  const auto records = read();
+  ASSERT_EQ(records.size(), 1u);
+  const RunLogMeterRecord& m = records[0].meter;
+  EXPECT_EQ(m.state, MeterState::kOn);
+  EXPECT_EQ(m.source, StepSource::kMarked);
+  ASSERT_EQ(m.steps.size(), 3u);
+  EXPECT_EQ(m.steps[1].number, 1u);
+  EXPECT_FALSE(m.steps[1].measured);
+  EXPECT_EQ(m.steps[1].exposed_ns, 0u) << "what was not measured is not shown";
+  EXPECT_EQ(m.steps[2].exposed_ns, 250000u);
+  ASSERT_EQ(records[0].communicators[0].sizes.size(), 1u);
+  EXPECT_EQ(records[0].communicators[0].sizes[0].size_bucket, 8u << 20);
+  EXPECT_EQ(records[0].communicators[0].sizes[0].exposed_ns, 1500000u);
+  const auto json = nlohmann::json::parse(runLogJson(records[0]));
+  EXPECT_TRUE(json["meter"]["steps"][0]["exposed_ns"].is_null());
+  EXPECT_EQ(json["meter"]["steps"][2]["exposed_ns"], 250000);
+}
+
+TEST_F(RunLogJson, TheJsonIsReadBack) {
+  write(2, 7, true);
+  const auto records = read();
+  ASSERT_EQ(records.size(), 1u);
+  const std::string text = runLogJson(records[0]);
+  const auto again = parseRunLogJson(text);
+  ASSERT_TRUE(again.ok()) << again.status().message();
+  EXPECT_EQ(runLogJson(again.value()), text);
+
+  // A log of an earlier version of Halfwire has no meter.
+  auto json = nlohmann::json::parse(text);
+  json.erase("meter");
+  json["communicators"][0].erase("sizes");
+  EXPECT_TRUE(parseRunLogJson(json.dump()).ok());
+  for (const char* field : {"format", "version", "rank", "communicators"}) {
+    auto less = nlohmann::json::parse(text);
+    less.erase(field);
+    const auto bad = parseRunLogJson(less.dump());
+    ASSERT_FALSE(bad.ok()) << field;
+    EXPECT_THAT(bad.status().message(), HasSubstr(field));
+  }
+  json["rank"] = -2;
+  EXPECT_FALSE(parseRunLogJson(json.dump()).ok());
+  json["rank"] = 1.5;
+  EXPECT_FALSE(parseRunLogJson(json.dump()).ok());
+}
+
+TEST_F(RunLogJson, DamagedJsonNeverCrashes) {
+  write(0, 1, true);
+  const std::string whole = runLogJson(read().at(0));
+  std::mt19937 random(2);
+  for (int i = 0; i < 2000; ++i) {
+    std::string text = whole;
+    for (int k = 0; k < 3; ++k) text[random() % text.size()] = "0123456789-\"{}[],:etnul"[random() % 23];
+    const auto record = parseRunLogJson(text);
+    if (record.ok()) {
+      EXPECT_TRUE(nlohmann::json::accept(runLogJson(record.value())));
+    } else {
+      EXPECT_FALSE(record.status().message().empty());
+    }
+  }
 }
 
 TEST_F(RunLogJson, TableMergesRanksAndSaysWhereTheyDiffer) {
@@ -195,6 +278,8 @@ TEST_F(RunLogJson, ForeignFieldsAreRefused) {
   EXPECT_FALSE(with(comm + offsetof(RunLogCommunicator, reason), uint32_t{1000}).ok());
   EXPECT_FALSE(with(comm + offsetof(RunLogCommunicator, rows), uint32_t{0xffffffff}).ok());
   EXPECT_FALSE(with(comm + offsetof(RunLogCommunicator, rows), uint32_t{0x100}).ok());  // operation 255
+  EXPECT_FALSE(with(offsetof(RunLogFile, meter) + offsetof(RunLogMeter, state), uint32_t{9}).ok());
+  EXPECT_FALSE(with(offsetof(RunLogFile, meter) + offsetof(RunLogMeter, source), uint32_t{9}).ok());
 
   // More communicators than slots is legal and said; a slot that was never filled is skipped.
   const auto many = with(offsetof(RunLogFile, communicators), uint32_t{0xffffffff});

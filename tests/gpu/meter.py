@@ -113,10 +113,6 @@ def train():
     dist.destroy_process_group()
 
 
-def median(values):
-    return statistics.median(values) if values else float("nan")
-
-
 def accuracy(rank, times, log, failures):
     """Metered and traced time of the same steps, in ms a step."""
     trace = os.path.join(options.out, f"trace-{rank}.json")
