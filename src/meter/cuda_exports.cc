@@ -222,7 +222,7 @@ cudaError_t wait(Version v, WaitFunction real, bool per_thread, cudaStream_t str
   Bracket* bracket = meter().beginWait(*cuda, reinterpret_cast<EventKey>(event), waiting, keyOf(waiting));
   const int64_t called = bracket != nullptr ? now() : 0;
   const cudaError_t error = real(stream, event, flags);
-  if (bracket != nullptr) meter().close(bracket, called);
+  if (bracket != nullptr) meter().close(bracket, called, error == cudaSuccess);
   return error;
 }
 

@@ -240,8 +240,9 @@ void Meter::readPending(Lock& lock) {
     bool complete = true;
     lock.unlock();
     if (!batch.brackets.empty()) {
-      const RelaxedCapture relaxed(*batch.brackets.front()->cuda);
-      complete = read(batch, &exposed, &total);
+      const CudaCalls& cuda = *batch.brackets.front()->cuda;
+      const RelaxedCapture relaxed(cuda);
+      complete = cuda.peekLastError() == cudaSuccess && read(batch, &exposed, &total);
     }
     lock.lock();
     if (!complete) {
@@ -359,11 +360,13 @@ Bracket* Meter::open(Lock& lock, const CudaCalls& cuda, cudaStream_t stream, cud
 // A stream that has run dry passes the first event at once, long before the host has enqueued what it
 // brackets: until then it does not wait for a collective but for the host. Whether that was so, the first
 // event says by having completed already; then the time from the one call to the other is taken off.
-void Meter::close(Bracket* b, int64_t called_ns) {
+void Meter::close(Bracket* b, int64_t called_ns, bool clean) {
   b->lag_ns = 0;
   b->passed = false;
   b->interrupted = false;
   b->host_ns = 0;
+  // The program's error stays its last error; nothing is measured then.
+  if (!clean || (b->id != 0 && b->cuda->peekLastError() != cudaSuccess)) b->id = 0;
   if (b->id != 0 && b->awaited != nullptr) b->passed = fired(*b->cuda, b->awaited);
   if (b->id != 0 && !recordQuietly(*b->cuda, b->after, b->stream)) b->id = 0;
   const int64_t took = nowNs() - b->opened_ns;
@@ -440,7 +443,8 @@ void Meter::beginCollectives(const MeterCall* calls, size_t count, MeterScope* s
 }
 
 void Meter::endCollectives(MeterScope* scope) {
-  for (int k = 0; k < scope->count; ++k) close(static_cast<Bracket*>(scope->slots[k]), scope->called_ns);
+  for (int k = 0; k < scope->count; ++k)
+    close(static_cast<Bracket*>(scope->slots[k]), scope->called_ns, true);
   scope->count = 0;
 }
 

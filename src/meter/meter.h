@@ -75,8 +75,8 @@ class Meter {
   void copied(StreamKey key);
   void record(const CudaCalls& cuda, EventKey event, StreamKey key);
   Bracket* beginWait(const CudaCalls& cuda, EventKey event, cudaStream_t stream, StreamKey key);
-  // `called_ns`: host time before the real call.
-  void close(Bracket* bracket, int64_t called_ns);
+  // `called_ns`: host time before the real call; `clean`: that succeeded.
+  void close(Bracket* bracket, int64_t called_ns, bool clean);
   void streamDestroyed(StreamKey key);
 
   // Host waits: what is being waited for, and afterwards how long it took.
