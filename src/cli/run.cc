@@ -37,11 +37,17 @@ struct Setting {
 
 struct RunOptions {
   std::vector<Setting> settings = {
-      {"--mode", "HALFWIRE_MODE", "off|meter|wire|noise",
-       "off: nothing is compressed; meter: off, and what the job waits for is measured; wire: collectives go "
-       "as FP8; noise: they stay exact and their results "
-       "get noise of "
-       "one bf16 ulp, for a twin that `halfwire parity --noise` takes (default: wire)"},
+      {"--mode", "HALFWIRE_MODE", "off|meter|shadow|wire|noise",
+       "off: nothing is compressed; meter: off, and what the job waits for is measured; shadow: off, and "
+       "samples are "
+       "compressed beside the exact calls to show what wire would do; wire: collectives go as FP8; noise: "
+       "they stay "
+       "exact and their results get noise of one bf16 ulp, for a twin that `halfwire parity --noise` takes "
+       "(default: wire)"},
+      {"--shadow-formats", "HALFWIRE_SHADOW_FORMATS", "LIST",
+       "element formats that the shadow's samples take in turn (default: that of --format)"},
+      {"--shadow-every", "HALFWIRE_SHADOW_EVERY", "N", "one call in N is sampled (default: 61)"},
+      {"--shadow-bytes", "HALFWIRE_SHADOW_BYTES", "SIZE", "larger messages are not sampled (default: 64MiB)"},
       {"--seed", "HALFWIRE_SEED", "N", "of the noise (default: 1)"},
       {"--meter", "HALFWIRE_METER", "on|off",
        "measure how long streams wait for collectives, beneath any mode (default: off; --mode meter turns it "

@@ -27,9 +27,16 @@ Compressor::Config compressorConfig(const Shadow::Config& config) {
 
 }  // namespace
 
-uint64_t Shadow::scratchBytes(const Config& config) {
-  return Compressor::scratchBytes(compressorConfig(config)) + 3 * roundUp(config.bytes, kAlignment) +
-         kAlignment;
+uint64_t Shadow::scratchHeld() const {
+  return compressor_->scratchHeld() + 3 * roundUp(config_.bytes, kAlignment) + kAlignment;
+}
+
+void Shadow::drop() {
+  for (const Kept& kept : pending_) {
+    if (kept.record != nullptr) free_.push_back(kept.record);
+  }
+  pending_.clear();
+  input_used_ = output_used_ = 0;
 }
 
 Result<std::unique_ptr<Shadow>> Shadow::create(const NcclApi* api, Device* device, const Config& config) {
@@ -116,7 +123,8 @@ Status Shadow::keep(const CompressedCall& call) {
             "sample fewer "
             "calls with --shadow-every"};
   }
-  Kept kept{call, input_used_, output_used_, config_.formats[sampled_++ % config_.formats.size()], nullptr};
+  Kept kept{call, input_used_, output_used_,
+            config_.formats[(splitMix64(0, sampled_++) >> 32) % config_.formats.size()], nullptr};
   if (free_.empty()) {
     ++unread_;
   } else {

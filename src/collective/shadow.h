@@ -34,7 +34,7 @@ class Shadow {
  public:
   struct Config {
     Compressor::Config compressor;    // its format is the first of `formats`
-    std::vector<WireFormat> formats;  // samples take them in turn
+    std::vector<WireFormat> formats;  // samples take them in an order without a period
     uint64_t bytes = 0;  // of messages sampled between two ends of a group; larger messages are not sampled
     uint32_t every = 1;  // one call in so many
   };
@@ -48,7 +48,8 @@ class Shadow {
   // As Compressor::park.
   void park();
 
-  static uint64_t scratchBytes(const Config& config);
+  // Bytes of device memory this shadow holds.
+  uint64_t scratchHeld() const;
   Compressor& compressor() { return *compressor_; }
 
   // Counts a call that the policy would compress; whether it is sampled.
@@ -57,6 +58,8 @@ class Shadow {
   // Before a sampled call is handed to NCCL: keeps its input. Between this and runShadows the call's buffers
   // must not be touched by anything but the call. Fails if the samples of one group exceed the buffers.
   Status keep(const CompressedCall& call);
+  // Forgets what was kept since the last runShadows: the group failed.
+  void drop();
 
   // Samples that are done, in order; each is given once. Never waits.
   std::vector<ShadowSample> collect();

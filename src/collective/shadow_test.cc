@@ -119,7 +119,7 @@ TEST(Shadow, ReduceScatterLooksAtTheRanksOwnPart) {
   }
 }
 
-TEST(Shadow, SamplesByNumberAndSizeAndTakesFormatsInTurn) {
+TEST(Shadow, SamplesByNumberAndSizeAndTakesEveryFormatForEveryCall) {
   const std::vector<WireFormat> formats{{ElementFormat::kE4M3},
                                         {ElementFormat::kInt8, ScaleFormat::kFp32, 32}};
   ShadowWorld world(2, config(formats, 40000, 3));
@@ -132,11 +132,18 @@ TEST(Shadow, SamplesByNumberAndSizeAndTakesFormatsInTurn) {
     sampled.push_back(now[0]);
   }
   EXPECT_EQ(sampled, (std::vector<bool>{1, 0, 0, 1, 0, 0, 0, 0, 0, 1, 0, 0}));
-  const auto samples = world.members[0]->collect();
-  ASSERT_EQ(samples.size(), 3u);
-  EXPECT_EQ(samples[0].format, formats[0]);
-  EXPECT_EQ(samples[1].format, formats[1]);
-  EXPECT_EQ(samples[2].format, formats[0]);
+  EXPECT_EQ(world.members[0]->collect().size(), 3u);
+  // A program of two calls a step: each meets both formats, whatever the period.
+  std::map<std::pair<uint64_t, ElementFormat>, int> met;
+  std::vector<std::vector<float>> other(2, std::vector<float>(2000, 1.0f));
+  for (int i = 0; i < 240; ++i) {
+    auto& data = i % 2 == 0 ? small : other;
+    world.group({{allReduce(data[0])}, {allReduce(data[1])}});
+    for (const auto& s : world.members[0]->collect()) ++met[{s.count, s.format.element}];
+    (void)world.members[1]->collect();
+  }
+  EXPECT_EQ(met.size(), 4u);
+  for (const auto& [kind, times] : met) EXPECT_GT(times, 8);
 }
 
 TEST(Shadow, SeveralCallsOfOneGroupAndRefusalWhereTheyExceedTheBuffers) {

@@ -36,7 +36,7 @@ bool meets(const NewCommunicator& n) {
 
 // Kernels and scratch for a communicator that could compress. The failure of one member is told to all.
 Status makeCompressor(const NewCommunicator& n, std::shared_ptr<Device>* device,
-                      std::unique_ptr<Compressor>* out) {
+                      std::unique_ptr<Compressor>* out, std::unique_ptr<Shadow>* shadow) {
   int ordinal = 0;
   {
     const InsideReal inside;
@@ -59,6 +59,14 @@ Status makeCompressor(const NewCommunicator& n, std::shared_ptr<Device>* device,
                    (settings().overlap == Overlap::kAuto && (*device)->overlapsPasses());
   config.noise = settings().mode == Mode::kNoise;
   config.noise_seed = settings().seed;
+  if (settings().mode == Mode::kShadow) {
+    Shadow::Config s{config, settings().shadow_formats, settings().shadow_bytes, settings().shadow_every};
+    s.compressor.chunk_bytes = std::min(config.chunk_bytes, s.bytes);
+    auto made = Shadow::create(&n.real->api, device->get(), s);
+    if (!made.ok()) return made.status();
+    *shadow = std::move(made).value();
+    return {};
+  }
   auto made = Compressor::create(&n.real->api, device->get(), config);
   if (!made.ok()) return made.status();
   *out = std::move(made).value();
@@ -76,6 +84,7 @@ struct Pending {
   NewCommunicator* communicator = nullptr;
   std::shared_ptr<Device> device;
   std::unique_ptr<Compressor> compressor;
+  std::unique_ptr<Shadow> shadow;
   Status ready;
   Meeting meeting;
   Verdict verdict;
@@ -99,6 +108,7 @@ std::unique_ptr<Communicator> makeState(Pending& p) {
   c->agreement.floor_bytes = linkDefaults(settings(), p.verdict.nvlink).floor_bytes;
   c->device = std::move(p.device);
   c->compressor = std::move(p.compressor);
+  c->shadow = std::move(p.shadow);
   return c;
 }
 
@@ -126,7 +136,8 @@ Pending prepare(NewCommunicator& n) {
   if (p.verdict.reason == Reason::kCompressed && !n.blocking) p.verdict.reason = Reason::kNonBlocking;
   p.verdict.status = objection(n);
   if (!p.verdict.status.ok()) return p;
-  if (p.verdict.reason == Reason::kCompressed) p.ready = makeCompressor(n, &p.device, &p.compressor);
+  if (p.verdict.reason == Reason::kCompressed)
+    p.ready = makeCompressor(n, &p.device, &p.compressor, &p.shadow);
   if (!meets(n)) return p;
   MemberRecord record;
   record.token = n.mark->token;
@@ -173,6 +184,9 @@ void conclude(Pending& p, const std::vector<Pending>& all) {
 
 // What the link between the ranks changes, once they have met.
 void useLink(Pending& p) {
+  if (settings().mode == Mode::kShadow)
+    p.verdict.note =
+        "every call stays exact: samples of what would be compressed run a second time, compressed";
   if (p.compressor == nullptr) return;
   const LinkDefaults link = linkDefaults(settings(), p.verdict.nvlink);
   p.compressor->useChunks(link.chunk_bytes);
@@ -197,9 +211,9 @@ Status connect(std::vector<Pending>& pending, uint64_t* bytes) {
   Device* device = nullptr;
   for (Pending& p : pending) {
     if (!p.verdict.status.ok() || p.verdict.reason != Reason::kCompressed || !p.device->connectsLazily() ||
-        p.compressor->config().noise)
+        (p.compressor != nullptr && p.compressor->config().noise))
       continue;
-    members.push_back(p.compressor.get());
+    members.push_back(p.shadow != nullptr ? &p.shadow->compressor() : p.compressor.get());
     device = p.device.get();
   }
   if (members.empty()) return {};
@@ -308,6 +322,7 @@ ncclResult_t finishCommunicators(std::vector<NewCommunicator>& communicators, nc
       p.verdict.status = connected;
     if (!p.verdict.status.ok() || p.verdict.reason != Reason::kCompressed) {
       p.compressor.reset();
+      p.shadow.reset();
       p.device.reset();
     }
     if (!p.verdict.status.ok()) {
@@ -315,7 +330,7 @@ ncclResult_t finishCommunicators(std::vector<NewCommunicator>& communicators, nc
       result = refuse(ncclInvalidUsage, p.verdict.status.message());
       continue;
     }
-    const uint64_t bytes = p.compressor != nullptr ? connection_bytes : 0;
+    const uint64_t bytes = p.compressor != nullptr || p.shadow != nullptr ? connection_bytes : 0;
     Registry::get().add(makeState(p), p.verdict.note, bytes);
   }
   return result;

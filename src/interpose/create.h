@@ -11,7 +11,8 @@ namespace halfwire {
 NewCommunicator startCommunicator(const RealNccl& real, ncclComm_t* out, int ranks, int rank,
                                   const ncclUniqueId& id, const ncclConfig_t* config);
 
-// For communicators that are followed but whose peers cannot be met. 0 ranks: NCCL is asked once it has made it.
+// For communicators that are followed but whose peers cannot be met. 0 ranks: NCCL is asked once it has made
+// it.
 NewCommunicator startUnfollowed(const RealNccl& real, ncclComm_t* out, int ranks, int rank);
 
 // The part that runs once NCCL has made them (`made` is its result): loads kernels, allocates scratch, meets

@@ -246,6 +246,7 @@ HALFWIRE_EXPORT ncclResult_t ncclCommDestroy(ncclComm_t comm){HALFWIRE_GUARDED({
     const NcclApi& api = (state != nullptr ? state->real : real)->api;
     if (state != nullptr && api.ncclCommGetAsyncError != nullptr)
       (void)api.ncclCommGetAsyncError(comm, &health);
+    if (state != nullptr && health == ncclSuccess) finishShadow(*state);
     result = api.ncclCommDestroy(comm);
   }
   // The kernels of a broken communicator may never end: waiting for its scratch would hang.

@@ -275,6 +275,72 @@ ncclResult_t forward(const NcclApi& api, const QueuedCall& call) {
   return issue(api, call);
 }
 
+void keepSamples(Communicator& c, const std::vector<ShadowSample>& samples) {
+  if (c.log == nullptr || !Registry::get().counting()) return;
+  const auto add = [](auto& to, auto by) {
+    to.store(to.load(std::memory_order_relaxed) + by, std::memory_order_relaxed);
+  };
+  for (const ShadowSample& s : samples) {
+    const auto type = s.type == DataType::kBf16   ? ncclBfloat16
+                      : s.type == DataType::kFp16 ? ncclFloat16
+                                                  : ncclFloat32;
+    RunLogShadow* row =
+        RunLog::shadowRow(*c.log, s.op, type, messageBytes(s.op, type, s.count, c.ranks), s.format);
+    if (row == nullptr) {
+      bump(c.log->dropped_shadows, 1);
+      continue;
+    }
+    const uint64_t slot = row->samples.load(std::memory_order_relaxed) % kRunLogShadowTimes;
+    row->exact_us[slot].store(static_cast<float>(s.exact_ms * 1e3), std::memory_order_relaxed);
+    row->compressed_us[slot].store(static_cast<float>(s.compressed_ms * 1e3), std::memory_order_relaxed);
+    add(row->elements, s.sums.elements);
+    add(row->flushed, s.sums.flushed);
+    add(row->not_finite, s.sums.not_finite);
+    add(row->exact_squares, s.sums.exact_squares);
+    add(row->other_squares, s.sums.other_squares);
+    add(row->error_squares, s.sums.error_squares);
+    add(row->product, s.sums.product);
+    row->worst_block.store(std::max(row->worst_block.load(std::memory_order_relaxed), s.sums.worst_block),
+                           std::memory_order_relaxed);
+    bump(row->samples, 1);
+  }
+}
+
+// Notes what a sampled call needs before it goes to NCCL; whether it is sampled, in `taken`.
+ncclResult_t shadowBefore(Communicator& c, const CompressedCall& call, bool* taken) {
+  keepSamples(c, c.shadow->collect());
+  *taken = c.shadow->samples(call);
+  if (!*taken) return ncclSuccess;
+  const uint64_t unread = c.shadow->unread();
+  const Status kept = c.shadow->keep(call);
+  if (!kept.ok())
+    return refuse(kept.code() == StatusCode::kInvalidArgument ? ncclInvalidUsage : ncclUnhandledCudaError,
+                  kept.message());
+  if (c.log != nullptr && Registry::get().counting())
+    bump(c.log->dropped_shadows, c.shadow->unread() - unread);
+  return ncclSuccess;
+}
+
+// Runs the samples of communicators behind their exact calls, members of one clique together.
+ncclResult_t shadowAfter(std::vector<Communicator*> communicators) {
+  while (!communicators.empty()) {
+    const uint64_t clique = communicators.front()->clique;
+    std::vector<Communicator*> members;
+    std::vector<Shadow*> shadows;
+    for (Communicator* c : communicators) {
+      if (c->clique != clique) continue;
+      members.push_back(c);
+      shadows.push_back(c->shadow.get());
+    }
+    std::erase_if(communicators, [&](Communicator* c) { return c->clique == clique; });
+    TurnGate gate(members);
+    std::string error;
+    const ncclResult_t result = runShadows(shadows, gate, &error);
+    if (result != ncclSuccess) return error.empty() ? result : refuse(result, error);
+  }
+  return ncclSuccess;
+}
+
 void destroyDeferredOps(GroupQueue& queue) {
   const InsideReal inside;
   for (const DestroyedOp& d : queue.destroyed_ops) (void)d.real->api.ncclRedOpDestroy(d.op, d.comm);
@@ -303,14 +369,26 @@ ncclResult_t dataCall(const RealNccl& fallback, const QueuedCall& call) {
     }
   }
   const bool noise = reason == Reason::kCompressed && c->agreement.settings.mode == Mode::kNoise;
-  const CountedRows row = count(*c, call, noise ? Reason::kNoise : reason);
-  const bool compress = reason == Reason::kCompressed && buffersPresent(call);
+  const bool shadow = reason == Reason::kCompressed && c->shadow != nullptr;
+  const CountedRows row = count(*c, call, noise ? Reason::kNoise : shadow ? Reason::kShadow : reason);
+  const bool compress = reason == Reason::kCompressed && !shadow && buffersPresent(call);
+  bool sampled = false;
+  if (shadow && buffersPresent(call)) {
+    const ncclResult_t kept = shadowBefore(*c, compressedCall(call, kind, factor), &sampled);
+    if (kept != ncclSuccess) return kept;
+  }
 
   const bool metered = Registry::get().meter() != nullptr;
   if (thread.group_depth == 0) {
     const meter::MeterCall one = metered ? meterCall(*c, call, row) : meter::MeterCall{};
     const Metered around(&one, metered ? 1 : 0);
-    if (!compress) return forward(c->real->api, call);
+    if (!compress) {
+      const ncclResult_t result = forward(c->real->api, call);
+      if (!sampled) return result;
+      if (result == ncclSuccess) return shadowAfter({c});
+      c->shadow->drop();
+      return result;
+    }
     std::vector<MemberTurn> members(1);
     members[0].communicator = c;
     members[0].compressed.push_back(compressedCall(call, kind, factor));
@@ -320,6 +398,8 @@ ncclResult_t dataCall(const RealNccl& fallback, const QueuedCall& call) {
 
   GroupQueue& queue = threadQueue();
   if (metered) queue.metered.push_back(meterCall(*c, call, row));
+  if (sampled && std::find(queue.shadowed.begin(), queue.shadowed.end(), c) == queue.shadowed.end())
+    queue.shadowed.push_back(c);
   if (discardedByNccl(call) || passesAtOnce(queue, *c)) return forward(c->real->api, call);
   MemberTurn& turn = turnOf(queue, *c);
   if (compress) {
@@ -375,6 +455,11 @@ ncclResult_t groupEnd(const RealNccl& real) {
       if (result != ncclSuccess) break;
     }
   }
+  if (result == ncclSuccess) {
+    result = shadowAfter(queue.shadowed);
+  } else {
+    for (Communicator* c : queue.shadowed) c->shadow->drop();
+  }
   destroyDeferredOps(queue);
   return result;
 }
@@ -394,8 +479,13 @@ ncclResult_t groupSimulateEnd(const RealNccl& real, ncclSimInfo_t* info) {
   thread.group_real = nullptr;
   GroupQueue queue;
   std::swap(queue, *thread.queue);
+  for (Communicator* c : queue.shadowed) c->shadow->drop();
   destroyDeferredOps(queue);
   return result;
+}
+
+void finishShadow(Communicator& c) {
+  if (c.shadow != nullptr) keepSamples(c, c.shadow->finish());
 }
 
 }  // namespace halfwire

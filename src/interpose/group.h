@@ -8,6 +8,9 @@ namespace halfwire {
 // A data call of the program: decides, counts, and forwards, compresses or queues it.
 ncclResult_t dataCall(const RealNccl& fallback, const QueuedCall& call);
 
+// Keeps the samples of a communicator that is about to be destroyed, after waiting for them.
+void finishShadow(Communicator& communicator);
+
 // The program's group calls; `real` is the library it reached.
 ncclResult_t groupStart(const RealNccl& real);
 ncclResult_t groupEnd(const RealNccl& real);

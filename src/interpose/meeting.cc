@@ -146,7 +146,7 @@ std::optional<Mark> readMark(const ncclUniqueId& id) {
   if (std::memcmp(wire.magic, kMarkMagic, sizeof wire.magic) != 0 || wire.protocol != kProtocol)
     return std::nullopt;
   Mark mark;
-  mark.mode = wire.mode <= static_cast<uint8_t>(Mode::kNoise) ? static_cast<Mode>(wire.mode) : Mode::kOff;
+  mark.mode = wire.mode <= static_cast<uint8_t>(Mode::kShadow) ? static_cast<Mode>(wire.mode) : Mode::kOff;
   mark.address = wire.address;
   mark.port = wire.port;
   mark.digest = wire.digest;

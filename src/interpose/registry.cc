@@ -148,7 +148,9 @@ void Registry::add(std::unique_ptr<Communicator> c, const std::string& note, uin
       slot->rank = c->rank;
       slot->ranks = c->ranks;
       slot->reason = static_cast<uint32_t>(c->agreement.comm);
-      slot->scratch_bytes = c->compresses() ? c->compressor->scratchHeld() : 0;
+      slot->scratch_bytes = c->compresses()        ? c->compressor->scratchHeld()
+                            : c->shadow != nullptr ? c->shadow->scratchHeld()
+                                                   : 0;
       slot->connection_bytes = connection_bytes;
       RunLog::setText(slot->note, note);
       slot->used.store(1, std::memory_order_release);
@@ -182,6 +184,7 @@ std::unique_ptr<Communicator> Registry::remove(ncclComm_t handle) {
 void Registry::park(std::unique_ptr<Communicator> c) {
   if (c == nullptr) return;
   if (c->compressor != nullptr) c->compressor->park();
+  if (c->shadow != nullptr) c->shadow->park();
   std::lock_guard lock(mutex_);
   parked_.push_back(std::move(c));
 }

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "collective/compressor.h"
+#include "collective/shadow.h"
 #include "interpose/meeting.h"
 #include "interpose/resolver.h"
 #include "meter/hooks.h"
@@ -43,7 +44,9 @@ struct Communicator {
   uint32_t splits = 0;       // Split calls so far: equal on all ranks
   uint64_t clique = 0;       // equal for members of one communicator
   std::shared_ptr<Device> device;
-  std::unique_ptr<Compressor> compressor;  // set if and only if agreement.comm is kCompressed
+  // One of the two is set if and only if agreement.comm is kCompressed.
+  std::unique_ptr<Compressor> compressor;
+  std::unique_ptr<Shadow> shadow;
   RunLogCommunicator* log = nullptr;
 
   std::atomic<CallState> state{CallState::kIdle};

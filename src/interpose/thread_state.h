@@ -77,6 +77,7 @@ struct GroupQueue {
   std::vector<NewCommunicator> inits;
   std::vector<DestroyedOp> destroyed_ops;
   std::vector<meter::MeterCall> metered;  // the group's calls, for the meter
+  std::vector<Communicator*> shadowed;    // with calls that are sampled
 
   void clear() {
     turns.clear();

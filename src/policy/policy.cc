@@ -49,6 +49,8 @@ const char* reasonText(Reason reason) {
       return "fp32 AllGather needs --ops allgather-fp32";
     case Reason::kNoise:
       return "with noise of one bf16 ulp added";
+    case Reason::kShadow:
+      return "would be compressed, in the shadow";
     case Reason::kCount:
       break;
   }
@@ -143,8 +145,9 @@ Reason decideCall(const Agreement& agreement, const CallShape& call) {
   if (noise && call.op == CollectiveOp::kAllGather) return Reason::kOpNotSupported;
   DataType type;
   if (!wireDataType(call.type, &type)) return Reason::kTypeNotSupported;
-  // A created operator may be gone when a group ends.
-  if (noise && call.redop == RedOpKind::kPreMulSum) return Reason::kRedOpNotSupported;
+  // A created operator may be gone when a group ends, its scalar when a shadow runs.
+  if ((noise || s.mode == Mode::kShadow) && call.redop == RedOpKind::kPreMulSum)
+    return Reason::kRedOpNotSupported;
   const bool reduces = call.op != CollectiveOp::kAllGather;
   if (reduces && call.redop != RedOpKind::kSum && call.redop != RedOpKind::kAvg &&
       call.redop != RedOpKind::kPreMulSum) {

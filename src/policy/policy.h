@@ -45,6 +45,7 @@ enum class Reason : uint8_t {
   kCapturing,          // being captured into a graph
   kFp32AllGather,      // fp32 AllGather needs --ops allgather-fp32
   kNoise,              // exact, with noise added to the result
+  kShadow,             // exact; would be compressed
   kCount
 };
 

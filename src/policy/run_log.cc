@@ -94,4 +94,21 @@ RunLogSize* RunLog::sizeRow(RunLogCommunicator& comm, CollectiveOp op, ncclDataT
                1u + (static_cast<uint32_t>(op) | static_cast<uint32_t>(type) << 8 | exponent << 16));
 }
 
+RunLogShadow* RunLog::shadowRow(RunLogCommunicator& comm, CollectiveOp op, ncclDataType_t type,
+                                uint64_t bytes, const WireFormat& format) {
+  const uint32_t key =
+      1u + (static_cast<uint32_t>(op) | static_cast<uint32_t>(type) << 8 |
+            static_cast<uint32_t>(format.element) << 16 | static_cast<uint32_t>(format.scale) << 18 |
+            static_cast<uint32_t>(std::countr_zero(format.block)) << 20);
+  for (RunLogShadow& row : comm.shadows) {
+    const uint32_t seen = row.key.load(std::memory_order_relaxed);
+    if (seen == key && row.bytes.load(std::memory_order_relaxed) == bytes) return &row;
+    if (seen != 0) continue;
+    row.bytes.store(bytes, std::memory_order_relaxed);
+    row.key.store(key, std::memory_order_release);
+    return &row;
+  }
+  return nullptr;
+}
+
 }  // namespace halfwire

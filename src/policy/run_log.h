@@ -13,11 +13,13 @@
 namespace halfwire {
 
 inline constexpr char kRunLogMagic[8] = {'H', 'W', 'R', 'U', 'N', 'L', 'O', 'G'};
-inline constexpr uint32_t kRunLogVersion = 2;
+inline constexpr uint32_t kRunLogVersion = 3;
 inline constexpr uint32_t kRunLogCommunicators = 256;
 inline constexpr uint32_t kRunLogRows = 48;
 inline constexpr uint32_t kRunLogSizes = 48;
 inline constexpr uint32_t kRunLogSteps = 4096;
+inline constexpr uint32_t kRunLogShadows = 48;
+inline constexpr uint32_t kRunLogShadowTimes = 32;
 
 // One kind of call on one communicator. `key` is 0 while unused, else 1 + op | type << 8 | reason << 16.
 struct RunLogRow {
@@ -45,6 +47,27 @@ struct RunLogSize {
   std::atomic<uint64_t> sampled_calls;  // enqueued in sampled steps
   std::atomic<uint64_t> waits;          // measured waits that these calls answer for
   std::atomic<uint64_t> exposed_ns;     // what those waits stood, each moment counted once
+};
+
+// Samples of one operation, type, message size and format in the shadow, on one communicator. `key` is 0
+// while unused, else 1 + op | type << 8 | element format << 16 | scale format << 18 | log2(block) << 20. Sums
+// as in ErrorSums.
+struct RunLogShadow {
+  std::atomic<uint32_t> key;
+  uint32_t reserved;
+  std::atomic<uint64_t> bytes;  // of the message
+  std::atomic<uint64_t> samples;
+  std::atomic<uint64_t> elements;
+  std::atomic<uint64_t> flushed;
+  std::atomic<uint64_t> not_finite;
+  std::atomic<double> exact_squares;
+  std::atomic<double> other_squares;
+  std::atomic<double> error_squares;
+  std::atomic<double> product;
+  std::atomic<double> worst_block;
+  // Of the last samples, number n in slot n % kRunLogShadowTimes.
+  std::atomic<float> exact_us[kRunLogShadowTimes];
+  std::atomic<float> compressed_us[kRunLogShadowTimes];
 };
 
 // One step. `number` is 0 while the slot is unused, else 1 + the step's number; written last.
@@ -99,6 +122,8 @@ struct RunLogCommunicator {
   std::atomic<uint64_t> dropped;  // calls that found no free row
   RunLogSize sizes[kRunLogSizes];
   std::atomic<uint64_t> dropped_sizes;  // the same for `sizes`
+  RunLogShadow shadows[kRunLogShadows];
+  std::atomic<uint64_t> dropped_shadows;  // samples that ran and are in no row
 };
 
 struct RunLogFile {
@@ -151,6 +176,10 @@ class RunLog {
 
   // The row of (op, type, size of `bytes`) that the meter keeps; null when they are used up.
   static RunLogSize* sizeRow(RunLogCommunicator& comm, CollectiveOp op, ncclDataType_t type, uint64_t bytes);
+
+  // The row of a sample; null when they are used up. One writer a communicator.
+  static RunLogShadow* shadowRow(RunLogCommunicator& comm, CollectiveOp op, ncclDataType_t type,
+                                 uint64_t bytes, const WireFormat& format);
 
  private:
   RunLog() = default;

@@ -8,6 +8,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <cmath>
 #include <cstring>
 #include <limits>
 #include <map>
@@ -110,6 +111,51 @@ Status parseCommunicator(const RunLogCommunicator& in, RunLogComm* out) {
     if (call.calls != 0) out->calls.push_back(call);
   }
   return {};
+}
+
+double medianOf(const std::atomic<float> (&times)[kRunLogShadowTimes], uint64_t samples) {
+  std::vector<double> known;
+  for (uint64_t i = 0; i < std::min<uint64_t>(samples, kRunLogShadowTimes); ++i) {
+    const double t = times[i].load(std::memory_order_relaxed);
+    if (std::isfinite(t) && t >= 0) known.push_back(t);
+  }
+  if (known.empty()) return 0;
+  const auto middle = known.begin() + static_cast<ptrdiff_t>(known.size() / 2);
+  std::nth_element(known.begin(), middle, known.end());
+  return *middle;
+}
+
+bool soundSums(const ErrorSums& s) {
+  for (const double v : {s.exact_squares, s.other_squares, s.error_squares, s.worst_block}) {
+    if (!std::isfinite(v) || v < 0) return false;
+  }
+  return std::isfinite(s.product);
+}
+
+void parseShadows(const RunLogCommunicator& in, RunLogComm* out) {
+  out->dropped_shadows = get(in.dropped_shadows);
+  for (const RunLogShadow& row : in.shadows) {
+    const uint32_t key = row.key.load(std::memory_order_relaxed);
+    if (key == 0) continue;
+    const uint32_t op = (key - 1) & 0xff, element = (key - 1) >> 16 & 3, scale = (key - 1) >> 18 & 3;
+    const uint32_t block_log2 = (key - 1) >> 20;
+    if (op >= static_cast<uint32_t>(CollectiveOp::kCount) || element > 2 || scale > 1 || block_log2 < 5 ||
+        block_log2 > 8)
+      continue;  // never ours
+    RunLogShadowed shadow;
+    shadow.op = static_cast<CollectiveOp>(op);
+    shadow.type = static_cast<ncclDataType_t>(std::min<uint32_t>((key - 1) >> 8 & 0xff, ncclNumTypes));
+    shadow.format = {static_cast<ElementFormat>(element), static_cast<ScaleFormat>(scale),
+                     static_cast<uint16_t>(1u << block_log2)};
+    shadow.bytes = get(row.bytes);
+    shadow.samples = get(row.samples);
+    shadow.sums = {row.exact_squares.load(), row.other_squares.load(), row.error_squares.load(),
+                   row.product.load(),       get(row.elements),        get(row.flushed),
+                   get(row.not_finite),      row.worst_block.load()};
+    shadow.exact_us = medianOf(row.exact_us, shadow.samples);
+    shadow.compressed_us = medianOf(row.compressed_us, shadow.samples);
+    if (shadow.samples != 0 && soundSums(shadow.sums)) out->shadows.push_back(shadow);
+  }
 }
 
 void parseSizes(const RunLogCommunicator& in, RunLogComm* out) {
@@ -222,6 +268,15 @@ struct CallMerge {
   uint64_t launches = 0, host_ns = 0, in_place = 0;
 };
 
+// Ranks' samples of one kind: sums add, of times the slowest rank's counts.
+struct ShadowMerge {
+  WireFormat format;
+  uint64_t samples = 0;
+  ErrorSums sums;
+  double exact_us = 0;
+  double compressed_us = 0;
+};
+
 // Communicators that are likely the same one seen from several ranks.
 struct CommMerge {
   uint64_t members = 0;
@@ -230,6 +285,8 @@ struct CommMerge {
   Spread scratch, connections;
   uint64_t dropped = 0;
   std::map<std::tuple<CollectiveOp, int, Reason>, CallMerge> calls;
+  std::map<std::tuple<CollectiveOp, int, uint64_t, int, int, int>, ShadowMerge> shadows;
+  uint64_t dropped_shadows = 0;
 };
 
 // (ranks, how many earlier communicators of that size its process had made). Ranks of one job make their
@@ -245,6 +302,27 @@ std::vector<CommKey> commKeys(const RunLogRecord& record) {
     keys.emplace_back(comm.ranks, seen[{comm.ranks, member}]++);
   }
   return keys;
+}
+
+void mergeShadows(const RunLogComm& comm, CommMerge* merge) {
+  merge->dropped_shadows = saturatingAdd(merge->dropped_shadows, comm.dropped_shadows);
+  for (const RunLogShadowed& s : comm.shadows) {
+    ShadowMerge& m =
+        merge->shadows[{s.op, static_cast<int>(s.type), s.bytes, static_cast<int>(s.format.element),
+                        static_cast<int>(s.format.scale), s.format.block}];
+    m.format = s.format;
+    m.samples = std::max(m.samples, s.samples);
+    m.sums.exact_squares += s.sums.exact_squares;
+    m.sums.other_squares += s.sums.other_squares;
+    m.sums.error_squares += s.sums.error_squares;
+    m.sums.product += s.sums.product;
+    m.sums.elements = saturatingAdd(m.sums.elements, s.sums.elements);
+    m.sums.flushed = saturatingAdd(m.sums.flushed, s.sums.flushed);
+    m.sums.not_finite = saturatingAdd(m.sums.not_finite, s.sums.not_finite);
+    m.sums.worst_block = std::max(m.sums.worst_block, s.sums.worst_block);
+    m.exact_us = std::max(m.exact_us, s.exact_us);
+    m.compressed_us = std::max(m.compressed_us, s.compressed_us);
+  }
 }
 
 void mergeCommunicator(const RunLogComm& comm, CommMerge* merge) {
@@ -264,6 +342,7 @@ void mergeCommunicator(const RunLogComm& comm, CommMerge* merge) {
     m.host_ns = saturatingAdd(m.host_ns, call.host_ns);
     m.in_place = saturatingAdd(m.in_place, call.in_place);
   }
+  mergeShadows(comm, merge);
 }
 
 std::string callWords(Reason reason, const CallMerge& m) {
@@ -299,6 +378,42 @@ void appendRows(const std::vector<std::vector<std::string>>& rows, std::string* 
   }
 }
 
+void appendShadows(const CommMerge& merge, std::string* out) {
+  if (merge.shadows.empty()) return;
+  *out += "  In the shadow, samples compressed beside the exact calls:\n";
+  std::vector<std::vector<std::string>> rows = {{"call", "type", "size", "samples", "error", "SNR dB",
+                                                 "cosine", "to zero", "worst block", "exact ms",
+                                                 "compressed ms", "gain", "format"}};
+  uint64_t not_finite = 0;
+  for (const auto& [kind, m] : merge.shadows) {
+    const ErrorFigures f = errorFigures(m.sums);
+    not_finite = saturatingAdd(not_finite, m.sums.not_finite);
+    rows.push_back({opName(std::get<0>(kind)), dataTypeName(static_cast<ncclDataType_t>(std::get<1>(kind))),
+                    formatBytes(std::get<2>(kind)), fmt::format("{}", m.samples),
+                    fmt::format("{:.4f}", f.relative_rms), fmt::format("{:.1f}", f.snr_db),
+                    fmt::format("{:.6f}", f.cosine), fmt::format("{:.3f} %", 100 * f.flushed_share),
+                    fmt::format("{:.3f}", f.worst_block), fmt::format("{:.3f}", m.exact_us / 1e3),
+                    fmt::format("{:.3f}", m.compressed_us / 1e3),
+                    m.compressed_us > 0 ? fmt::format("{:.2f}", m.exact_us / m.compressed_us) : "-",
+                    fmt::format("{}/{}/{}", elementFormatName(m.format.element), m.format.block,
+                                scaleFormatName(m.format.scale))});
+  }
+  appendRows(rows, out);
+  if (not_finite != 0) *out += fmt::format("  {} elements were not finite and are left out\n", not_finite);
+  if (merge.dropped_shadows != 0)
+    *out += fmt::format("  {} further samples ran and were not kept: no free row or record\n",
+                        merge.dropped_shadows);
+}
+
+// What a communicator that is chosen does in its mode.
+std::string activity(const CommMerge& merge) {
+  for (const auto& [call, m] : merge.calls) {
+    if (std::get<Reason>(call) == Reason::kShadow) return "exact, watched in the shadow";
+    if (std::get<Reason>(call) == Reason::kNoise) return "exact, with noise";
+  }
+  return "compresses";
+}
+
 void appendCommunicator(const CommKey& key, const CommMerge& merge, std::string* out) {
   const uint64_t groups = (merge.members + key.first - 1) / key.first;
   *out += groups > 1 ? fmt::format("{} communicators of {} ranks", groups, key.first)
@@ -307,8 +422,7 @@ void appendCommunicator(const CommKey& key, const CommMerge& merge, std::string*
   std::string why;
   for (const auto& [reason, count] : merge.reasons) {
     if (!why.empty()) why += "; ";
-    why += reason == Reason::kCompressed ? std::string("compresses")
-                                         : fmt::format("exact: {}", reasonText(reason));
+    why += reason == Reason::kCompressed ? activity(merge) : fmt::format("exact: {}", reasonText(reason));
     if (merge.reasons.size() > 1) why += fmt::format(" ({} ranks)", count);
   }
   *out += ": " + why;
@@ -336,6 +450,7 @@ void appendCommunicator(const CommKey& key, const CommMerge& merge, std::string*
   appendRows(rows, out);
   if (merge.dropped != 0)
     *out += fmt::format("  {} further calls are not in this table: the log had no free row\n", merge.dropped);
+  appendShadows(merge, out);
 }
 
 std::string who(const RunLogRecord& r) {
@@ -424,6 +539,12 @@ class JsonFields {
       fail(name);
     }
   }
+  void real(const char* name, double* out) {
+    const auto* value = find(name, true);
+    if (value == nullptr) return;
+    if (!value->is_number() || !std::isfinite(value->get<double>())) return fail(name);
+    *out = value->get<double>();
+  }
   void boolean(const char* name, bool* out) {
     const auto* value = find(name, true);
     if (value == nullptr) return;
@@ -475,6 +596,8 @@ class JsonFields {
 };
 
 const char* typeWord(size_t i) { return dataTypeName(static_cast<ncclDataType_t>(i)); }
+const char* elementWord(size_t i) { return elementFormatName(static_cast<ElementFormat>(i)); }
+const char* scaleWord(size_t i) { return scaleFormatName(static_cast<ScaleFormat>(i)); }
 const char* opWord(size_t i) { return opName(static_cast<CollectiveOp>(i)); }
 const char* reasonWord(size_t i) { return reasonText(static_cast<Reason>(i)); }
 
@@ -560,6 +683,30 @@ void readCommunicator(const nlohmann::json& json, Status* status, RunLogComm* co
     comm->sizes.push_back(s);
   });
   f.number("calls_without_size", &comm->dropped_sizes, false);
+  f.list("shadow", kRunLogShadows, false, [&](const nlohmann::json& sample) {
+    RunLogShadowed s;
+    JsonFields g(sample, status);
+    g.choice("operation", static_cast<size_t>(CollectiveOp::kCount), opWord, &s.op);
+    g.choice("type", ncclNumTypes + 1, typeWord, &s.type);
+    g.choice("element", 3, elementWord, &s.format.element);
+    g.choice("scale", 2, scaleWord, &s.format.scale);
+    g.number("block", &s.format.block);
+    g.number("bytes", &s.bytes);
+    g.number("samples", &s.samples);
+    g.number("elements", &s.sums.elements);
+    g.number("flushed", &s.sums.flushed);
+    g.number("not_finite", &s.sums.not_finite);
+    g.real("exact_squares", &s.sums.exact_squares);
+    g.real("other_squares", &s.sums.other_squares);
+    g.real("error_squares", &s.sums.error_squares);
+    g.real("product", &s.sums.product);
+    g.real("worst_block", &s.sums.worst_block);
+    g.real("exact_us", &s.exact_us);
+    g.real("compressed_us", &s.compressed_us);
+    if (status->ok() && !soundSums(s.sums)) g.fail("error_squares");
+    comm->shadows.push_back(s);
+  });
+  f.number("samples_without_row", &comm->dropped_shadows, false);
 }
 
 std::string versionText(int code) {
@@ -613,6 +760,7 @@ Result<RunLogRecord> parseRunLog(std::span<const std::byte> bytes) {
     comm.slot = i;
     if (Status status = parseCommunicator(file->communicator[i], &comm); !status.ok()) return status;
     parseSizes(file->communicator[i], &comm);
+    parseShadows(file->communicator[i], &comm);
     record.communicators.push_back(std::move(comm));
   }
   if (Status status = parseMeter(*file, &record.meter); !status.ok()) return status;
@@ -772,6 +920,31 @@ std::string runLogJson(const RunLogRecord& record) {
                        {"waits", s.waits},
                        {"exposed_ns", s.exposed_ns}});
     }
+    ordered_json shadows = ordered_json::array();
+    for (const RunLogShadowed& s : comm.shadows) {
+      const ErrorFigures figures = errorFigures(s.sums);
+      shadows.push_back(
+          {{"operation", opName(s.op)},
+           {"type", dataTypeName(s.type)},
+           {"element", elementFormatName(s.format.element)},
+           {"block", s.format.block},
+           {"scale", scaleFormatName(s.format.scale)},
+           {"bytes", s.bytes},
+           {"samples", s.samples},
+           {"relative_rms", figures.relative_rms},
+           {"snr_db", std::isfinite(figures.snr_db) ? ordered_json(figures.snr_db) : ordered_json()},
+           {"cosine", figures.cosine},
+           {"elements", s.sums.elements},
+           {"flushed", s.sums.flushed},
+           {"not_finite", s.sums.not_finite},
+           {"exact_squares", s.sums.exact_squares},
+           {"other_squares", s.sums.other_squares},
+           {"error_squares", s.sums.error_squares},
+           {"product", s.sums.product},
+           {"worst_block", s.sums.worst_block},
+           {"exact_us", s.exact_us},
+           {"compressed_us", s.compressed_us}});
+    }
     communicators.push_back({{"index", comm.slot},
                              {"rank", comm.rank},
                              {"ranks", comm.ranks},
@@ -783,7 +956,9 @@ std::string runLogJson(const RunLogRecord& record) {
                              {"calls_without_row", comm.dropped},
                              {"calls", std::move(calls)},
                              {"sizes", std::move(sizes)},
-                             {"calls_without_size", comm.dropped_sizes}});
+                             {"calls_without_size", comm.dropped_sizes},
+                             {"shadow", std::move(shadows)},
+                             {"samples_without_row", comm.dropped_shadows}});
   }
   const ordered_json json = {{"format", "halfwire-run-log"},
                              {"version", kRunLogJsonVersion},

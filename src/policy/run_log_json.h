@@ -12,6 +12,7 @@
 #include "base/status.h"
 #include "policy/policy.h"
 #include "policy/run_log.h"
+#include "wire/compare.h"
 
 namespace halfwire {
 
@@ -43,6 +44,18 @@ struct RunLogSized {
   uint64_t sampled_calls = 0;
   uint64_t waits = 0;
   uint64_t exposed_ns = 0;
+};
+
+// Samples in the shadow; fields as in RunLogShadow, times as medians of the last ones.
+struct RunLogShadowed {
+  CollectiveOp op = CollectiveOp::kAllReduce;
+  ncclDataType_t type = ncclFloat32;
+  WireFormat format;
+  uint64_t bytes = 0;
+  uint64_t samples = 0;
+  ErrorSums sums;
+  double exact_us = 0;
+  double compressed_us = 0;
 };
 
 // One step; fields as in RunLogStep.
@@ -95,6 +108,8 @@ struct RunLogComm {
   std::vector<RunLogCall> calls;
   std::vector<RunLogSized> sizes{};  // only with the meter
   uint64_t dropped_sizes = 0;
+  std::vector<RunLogShadowed> shadows{};  // only in shadow mode
+  uint64_t dropped_shadows = 0;
 };
 
 // The log of one process. Texts hold no control characters.

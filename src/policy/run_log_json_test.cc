@@ -64,6 +64,21 @@ class RunLogJson : public ::testing::Test {
     size->bytes_asked = calls << 23;
     size->waits = 3;
     size->exposed_ns = 1500000;
+    RunLogShadow* shadow =
+        RunLog::shadowRow(*comm, CollectiveOp::kReduceScatter, ncclFloat32, 4096, {ElementFormat::kInt8});
+    shadow->samples = 3;
+    shadow->elements = 1000;
+    shadow->flushed = 10;
+    shadow->not_finite = 1;
+    shadow->exact_squares = 400;
+    shadow->other_squares = 400;
+    shadow->error_squares = 4;
+    shadow->product = 399;
+    shadow->worst_block = 0.25;
+    for (int i = 0; i < 3; ++i) {
+      shadow->exact_us[i] = 100.0f + static_cast<float>(i);
+      shadow->compressed_us[i] = 50.0f + static_cast<float>(i);
+    }
     comm->used = 1;
     f.meter.state = static_cast<uint32_t>(MeterState::kOn);
     f.meter.source = static_cast<uint32_t>(StepSource::kMarked);
@@ -158,6 +173,45 @@ TEST_F(RunLogJson, TheMetersPartComesBack) {
   const auto json = nlohmann::json::parse(runLogJson(records[0]));
   EXPECT_TRUE(json["meter"]["steps"][0]["exposed_ns"].is_null());
   EXPECT_EQ(json["meter"]["steps"][2]["exposed_ns"], 250000);
+}
+
+TEST_F(RunLogJson, TheShadowsPartComesBack) {
+  write(0, 7, true);
+  write(1, 7, true);
+  const auto records = read();
+  ASSERT_EQ(records.size(), 2u);
+  ASSERT_EQ(records[0].communicators[0].shadows.size(), 1u);
+  const RunLogShadowed& s = records[0].communicators[0].shadows[0];
+  EXPECT_EQ(s.op, CollectiveOp::kReduceScatter);
+  EXPECT_EQ(s.format, WireFormat{ElementFormat::kInt8});
+  EXPECT_EQ(s.bytes, 4096u);
+  EXPECT_EQ(s.exact_us, 101);
+  EXPECT_EQ(s.compressed_us, 51);
+  const auto again = parseRunLogJson(runLogJson(records[0]));
+  ASSERT_TRUE(again.ok()) << again.status().message();
+  ASSERT_EQ(again.value().communicators[0].shadows.size(), 1u);
+  EXPECT_EQ(again.value().communicators[0].shadows[0].sums.product, 399);
+  // Ranks' sums add: 8 of 800, a tenth of the norm, 20 dB.
+  const std::string table = runLogTable(records);
+  EXPECT_THAT(table, HasSubstr("In the shadow"));
+  EXPECT_THAT(table, HasSubstr("0.1000    20.0"));
+  EXPECT_THAT(table, HasSubstr("1.000 %"));
+  EXPECT_THAT(table, HasSubstr("int8/128/fp32"));
+  EXPECT_THAT(table, HasSubstr("2 elements were not finite"));
+}
+
+TEST_F(RunLogJson, ShadowSumsThatCannotBeAreLeftOut) {
+  write(0, 7, true);
+  std::string bytes = bytesOfOne();
+  const size_t at = offsetof(RunLogFile, communicator) + offsetof(RunLogCommunicator, shadows) +
+                    offsetof(RunLogShadow, error_squares);
+  for (const double bad :
+       {-1.0, std::numeric_limits<double>::quiet_NaN(), std::numeric_limits<double>::infinity()}) {
+    std::memcpy(bytes.data() + at, &bad, sizeof bad);
+    const auto record = parse(bytes);
+    ASSERT_TRUE(record.ok());
+    EXPECT_TRUE(record.value().communicators[0].shadows.empty()) << bad;
+  }
 }
 
 TEST_F(RunLogJson, TheJsonIsReadBack) {

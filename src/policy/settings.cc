@@ -75,6 +75,13 @@ int32_t worldSize(const std::function<const char*(const char*)>& lookup) {
   return 0;
 }
 
+std::optional<ElementFormat> parseElement(std::string_view text) {
+  if (text == "e4m3") return ElementFormat::kE4M3;
+  if (text == "e5m2") return ElementFormat::kE5M2;
+  if (text == "int8") return ElementFormat::kInt8;
+  return std::nullopt;
+}
+
 uint64_t mix(uint64_t hash, uint64_t value) {
   // FNV-1a over the eight bytes.
   for (int i = 0; i < 8; ++i) hash = (hash ^ ((value >> (8 * i)) & 0xff)) * 0x100000001b3ull;
@@ -95,10 +102,12 @@ Result<Settings> readSettings(const std::function<const char*(const char*)>& loo
     s.mode = Mode::kWire;
   } else if (mode == "noise") {
     s.mode = Mode::kNoise;
+  } else if (mode == "shadow") {
+    s.mode = Mode::kShadow;
   } else if (mode == "meter") {
     s.meter = true;
   } else if (!mode.empty() && mode != "off") {
-    return invalid("HALFWIRE_MODE", mode, "off, meter, wire or noise");
+    return invalid("HALFWIRE_MODE", mode, "off, meter, shadow, wire or noise");
   }
   if (const std::string_view seed = text("HALFWIRE_SEED"); !seed.empty()) {
     const auto number = parseInteger(seed, 0, INT64_MAX, "seed");
@@ -118,13 +127,10 @@ Result<Settings> readSettings(const std::function<const char*(const char*)>& loo
     s.meter_every = static_cast<uint32_t>(steps.value());
   }
 
-  const std::string_view format = text("HALFWIRE_FORMAT");
-  if (format == "e5m2") {
-    s.format.element = ElementFormat::kE5M2;
-  } else if (format == "int8") {
-    s.format.element = ElementFormat::kInt8;
-  } else if (!format.empty() && format != "e4m3") {
-    return invalid("HALFWIRE_FORMAT", format, "e4m3, e5m2 or int8");
+  if (const std::string_view format = text("HALFWIRE_FORMAT"); !format.empty()) {
+    const auto element = parseElement(format);
+    if (!element) return invalid("HALFWIRE_FORMAT", format, "e4m3, e5m2 or int8");
+    s.format.element = *element;
   }
 
   const std::string_view block = text("HALFWIRE_BLOCK");
@@ -140,6 +146,30 @@ Result<Settings> readSettings(const std::function<const char*(const char*)>& loo
     s.format.scale = ScaleFormat::kE8M0;
   } else if (!scale.empty() && scale != "fp32") {
     return invalid("HALFWIRE_SCALE", scale, "fp32 or e8m0");
+  }
+
+  s.shadow_formats = {s.format};
+  if (const std::string_view formats = text("HALFWIRE_SHADOW_FORMATS"); !formats.empty()) {
+    s.shadow_formats.clear();
+    for (std::string_view rest = formats; s.shadow_formats.size() < 8;) {
+      const size_t comma = rest.find(',');
+      const auto element = parseElement(rest.substr(0, comma));
+      if (!element) return invalid("HALFWIRE_SHADOW_FORMATS", formats, "a list of e4m3, e5m2 and int8");
+      s.shadow_formats.push_back({*element, s.format.scale, s.format.block});
+      if (comma == std::string_view::npos) break;
+      rest.remove_prefix(comma + 1);
+    }
+  }
+  if (const std::string_view every = text("HALFWIRE_SHADOW_EVERY"); !every.empty()) {
+    const auto calls = parseInteger(every, 1, 1000000, "number of calls");
+    if (!calls.ok()) return invalid("HALFWIRE_SHADOW_EVERY", every, "a number of calls, 1 for all");
+    s.shadow_every = static_cast<uint32_t>(calls.value());
+  }
+  if (const std::string_view most = text("HALFWIRE_SHADOW_BYTES"); !most.empty()) {
+    const auto bytes = parseBytes(most);
+    if (!bytes.ok() || bytes.value() < 1024 || bytes.value() > (4ull << 30))
+      return invalid("HALFWIRE_SHADOW_BYTES", most, "a size from 1KiB to 4GiB");
+    s.shadow_bytes = bytes.value();
   }
 
   if (const std::string_view ops = text("HALFWIRE_OPS"); !ops.empty()) {
@@ -193,9 +223,11 @@ uint64_t settingsDigest(const Settings& s) {
         static_cast<uint64_t>(s.format.scale), static_cast<uint64_t>(s.format.block),
         static_cast<uint64_t>(s.ops), static_cast<uint64_t>(s.comms), static_cast<uint64_t>(s.comm_size),
         static_cast<uint64_t>(s.world_size), s.min_bytes.value_or(UINT64_MAX),
-        s.chunk_bytes.value_or(UINT64_MAX), static_cast<uint64_t>(s.overlap), s.seed}) {
+        s.chunk_bytes.value_or(UINT64_MAX), static_cast<uint64_t>(s.overlap), s.seed,
+        uint64_t{s.shadow_every}, s.shadow_bytes}) {
     hash = mix(hash, value);
   }
+  for (const WireFormat& f : s.shadow_formats) hash = mix(hash, static_cast<uint64_t>(f.element) + 1);
   return hash;
 }
 
@@ -212,6 +244,14 @@ std::string describeSettings(const Settings& s) {
   if (s.comms == CommScope::kWorld)
     comms = s.world_size > 0 ? fmt::format("world ({} ranks)", s.world_size) : "world";
   if (s.comms == CommScope::kSize) comms = fmt::format("of {} ranks", s.comm_size);
+  if (s.mode == Mode::kShadow) {
+    std::string formats;
+    for (const WireFormat& f : s.shadow_formats)
+      formats += (formats.empty() ? "" : "+") + std::string(elementFormatName(f.element));
+    return fmt::format("shadow of {}/{}/{}, one call in {}, {}, communicators {}, from {} to {}", formats,
+                       s.format.block, scaleFormatName(s.format.scale), s.shadow_every, ops, comms,
+                       s.min_bytes ? formatBytes(*s.min_bytes) : "auto", formatBytes(s.shadow_bytes));
+  }
   if (s.mode == Mode::kNoise)
     return fmt::format("noise of one bf16 ulp, seed {}, {}, communicators {}, from {}", s.seed, ops, comms,
                        s.min_bytes ? formatBytes(*s.min_bytes) : "auto");

@@ -6,6 +6,7 @@
 #include <functional>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "base/status.h"
 #include "wire/format.h"
@@ -16,6 +17,8 @@ enum class Mode : uint8_t {
   kOff = 0,
   kWire = 1,   // what the policy chooses goes as FP8
   kNoise = 2,  // what it chooses of the reductions stays exact and gets noise of one ulp of bf16
+  kShadow =
+      3,  // everything stays exact; samples of what it chooses run a second time, compressed, to be compared
 };
 
 // The operations that may be compressed, as bits of Settings::ops.
@@ -50,9 +53,12 @@ struct Settings {
   // Bytes of the user's buffer that the scratch holds at a time; nothing: by the link.
   std::optional<uint64_t> chunk_bytes;
   Overlap overlap = Overlap::kAuto;
-  uint64_t seed = 1;  // of the noise
-  bool meter = false;                 // measure exposed time: no decision depends on it
-  uint32_t meter_every = 16;          // in one step of so many
+  uint64_t seed = 1;                       // of the noise
+  std::vector<WireFormat> shadow_formats;  // that the shadow's samples take in turn
+  uint32_t shadow_every = 61;           // one call in so many: prime, so that no bucket of a step is left out
+  uint64_t shadow_bytes = 64ull << 20;  // larger messages are not sampled
+  bool meter = false;                   // measure exposed time: no decision depends on it
+  uint32_t meter_every = 16;            // in one step of so many
   std::string log_dir;  // HALFWIRE_LOG_DIR: where this process writes its counters; empty for nowhere
   std::string address = "127.0.0.1";  // HALFWIRE_ADDRESS: IPv4 address on which ranks of a communicator meet
   std::string nccl_path;              // HALFWIRE_NCCL: the real NCCL, where it cannot be found by itself
@@ -60,10 +66,12 @@ struct Settings {
 };
 
 // Reads the variables through `getenv`-like `lookup`. Every value is checked; the error names the variable
-// and what it may hold. Variables: HALFWIRE_MODE off|meter|wire|noise (meter: off with HALFWIRE_METER on), HALFWIRE_SEED, HALFWIRE_FORMAT e4m3|e5m2|int8, HALFWIRE_BLOCK
-// 32|64|128|256, HALFWIRE_SCALE fp32|e8m0, HALFWIRE_OPS allreduce,reducescatter,allgather,allgather-fp32,
-// HALFWIRE_COMMS world|all|size:N, HALFWIRE_MIN_BYTES, HALFWIRE_CHUNK_BYTES, HALFWIRE_OVERLAP auto|on|off,
-// HALFWIRE_METER on|off, HALFWIRE_METER_EVERY, HALFWIRE_LOG_DIR, HALFWIRE_ADDRESS, HALFWIRE_NCCL, HALFWIRE_MEETING_TIMEOUT (seconds). The job's size comes
+// and what it may hold. Variables: HALFWIRE_MODE off|meter|wire|noise (meter: off with HALFWIRE_METER on),
+// HALFWIRE_SEED, HALFWIRE_SHADOW_FORMATS (element formats), HALFWIRE_SHADOW_EVERY, HALFWIRE_SHADOW_BYTES,
+// HALFWIRE_FORMAT e4m3|e5m2|int8, HALFWIRE_BLOCK 32|64|128|256, HALFWIRE_SCALE fp32|e8m0, HALFWIRE_OPS
+// allreduce,reducescatter,allgather,allgather-fp32, HALFWIRE_COMMS world|all|size:N, HALFWIRE_MIN_BYTES,
+// HALFWIRE_CHUNK_BYTES, HALFWIRE_OVERLAP auto|on|off, HALFWIRE_METER on|off, HALFWIRE_METER_EVERY,
+// HALFWIRE_LOG_DIR, HALFWIRE_ADDRESS, HALFWIRE_NCCL, HALFWIRE_MEETING_TIMEOUT (seconds). The job's size comes
 // from WORLD_SIZE, OMPI_COMM_WORLD_SIZE, PMI_SIZE or SLURM_NTASKS, the first that is set.
 Result<Settings> readSettings(const std::function<const char*(const char*)>& lookup);
 

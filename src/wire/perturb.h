@@ -37,13 +37,15 @@ constexpr PerturbStep perturbStep(DataType type) {
   return {1u << 16, 0x7f800000, 0x7fffffff};
 }
 
-// The finalizer of SplitMix64 (Steele, Lea, Flood 2014) on a counter: one bit of it decides the direction.
-constexpr bool perturbsUp(uint64_t seed, uint64_t index) {
+// Number `index` of the sequence that SplitMix64 (Steele, Lea, Flood 2014) makes of a seed.
+constexpr uint64_t splitMix64(uint64_t seed, uint64_t index) {
   uint64_t z = seed + (index + 1) * 0x9e3779b97f4a7c15ull;
   z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9ull;
   z = (z ^ (z >> 27)) * 0x94d049bb133111ebull;
-  return ((z ^ (z >> 31)) >> 63) != 0;
+  return z ^ (z >> 31);
 }
+
+constexpr bool perturbsUp(uint64_t seed, uint64_t index) { return splitMix64(seed, index) >> 63 != 0; }
 
 constexpr uint32_t perturbed(uint32_t bits, const PerturbStep& s, uint64_t seed, uint64_t index) {
   const uint32_t magnitude = bits & s.magnitude;

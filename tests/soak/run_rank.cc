@@ -7,6 +7,7 @@
 #include <chrono>
 #include <csignal>
 #include <cstdio>
+#include <cstdlib>
 #include <cstring>
 #include <memory>
 #include <mutex>
@@ -620,6 +621,10 @@ RANK_PROGRAM(Soak) {
   GenerateOptions options;
   options.ranks = std::stoi(rank.args().at(1));
   Program program = generateProgram(std::stoull(rank.args().at(0)), options);
+  // What --set changed.
+  for (auto& [name, value] : program.settings) {
+    if (const char* set = std::getenv(name.c_str())) value = set;
+  }
   // Never freed: after an error, streams may still hold work that refers to it.
   static RankRun* run =
       new RankRun(rank, std::move(program), rank.args().at(2) == "kill", rank.args().at(3) == "library");

@@ -52,7 +52,11 @@ class Soak {
   bool runProgram(uint64_t seed) {
     GenerateOptions generate;
     generate.ranks = options_.ranks;
-    const Program program = generateProgram(seed, generate);
+    Program program = generateProgram(seed, generate);
+    for (const std::string& text : options_.set) {
+      const size_t equals = text.find('=');
+      program.settings[text.substr(0, equals)] = equals == std::string::npos ? "" : text.substr(equals + 1);
+    }
     if (options_.print) printf("%s", describeProgram(program).c_str());
     const testing::LaunchOutcome outcome = launch(program, !options_.bare);
     std::string error = options_.kill ? judgeKilled(program, outcome) : judge(program, outcome);
@@ -84,10 +88,6 @@ class Soak {
     launch.preload = library;
     launch.library = options_.library;
     launch.env = {program.settings.begin(), program.settings.end()};
-    for (const std::string& text : options_.set) {
-      const size_t equals = text.find('=');
-      launch.env[text.substr(0, equals)] = equals == std::string::npos ? "" : text.substr(equals + 1);
-    }
     launch.timeout_s = options_.hang_s;
     launch.args = {std::to_string(program.seed), std::to_string(options_.ranks),
                    options_.kill ? "kill" : "run", library ? "library" : "bare"};
