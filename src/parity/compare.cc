@@ -385,28 +385,28 @@ class Comparing {
     const size_t nb = baseline_.tails.size(), nc = candidate_.tails.size();
     Estimate e;
     e.value = d->value;
-    if (c_.noise.source == NoiseFloor::Source::kNoiseRuns) {
+    // Pairs that read the same batches are the sharpest, also where noise runs are given: what their gaps
+    // share is gone.
+    const bool paired = nb == nc && nc >= kLeastRuns && c_.paired == nc;
+    if (paired && c_.noise.source != NoiseFloor::Source::kNone) {
+      std::vector<double> gaps;
+      for (size_t i = 0; i < nc; ++i) {
+        const size_t at = std::find(baseline_.counted.begin(), baseline_.counted.end(), pairs_[i]) -
+                          baseline_.counted.begin();
+        gaps.push_back(candidate_.tails[i] - baseline_.tails[at]);
+      }
+      const Moments m = moments(gaps);
+      d->method = Difference::Method::kPaired;
+      e.df = static_cast<double>(m.n - 1);
+      e.standard_error = std::sqrt(m.variance / static_cast<double>(m.n));
+    } else if (c_.noise.source == NoiseFloor::Source::kNoiseRuns) {
       d->method = Difference::Method::kNoiseFloor;
       e.df = c_.noise.df;
       e.standard_error =
           c_.noise.sd * std::sqrt(1.0 / static_cast<double>(nb) + 1.0 / static_cast<double>(nc));
     } else if (c_.noise.source == NoiseFloor::Source::kRepeats) {
-      const bool all_paired = nb == nc && c_.paired == nc;
-      if (all_paired) {
-        std::vector<double> gaps;
-        for (size_t i = 0; i < nc; ++i) {
-          const size_t at = std::find(baseline_.counted.begin(), baseline_.counted.end(), pairs_[i]) -
-                            baseline_.counted.begin();
-          gaps.push_back(candidate_.tails[i] - baseline_.tails[at]);
-        }
-        const Moments m = moments(gaps);
-        d->method = Difference::Method::kPaired;
-        e.df = static_cast<double>(m.n - 1);
-        e.standard_error = std::sqrt(m.variance / static_cast<double>(m.n));
-      } else {
-        d->method = Difference::Method::kWelch;
-        e = welch(moments(baseline_.tails), moments(candidate_.tails));
-      }
+      d->method = Difference::Method::kWelch;
+      e = welch(moments(baseline_.tails), moments(candidate_.tails));
     } else {
       const bool known = c_.noise.df > 0 && c_.noise.sd > 0;
       const double sd = known ? c_.noise.sd : d->within_run.value_or(0);
@@ -418,7 +418,6 @@ class Comparing {
     d->interval_outer = confidence(e, kDifferentConfidence);
     d->p = equivalenceP(e, d->margin);
     // Of one run of two whose difference is what is measured.
-    const bool paired = d->method == Difference::Method::kPaired;
     planRuns(paired ? e.standard_error * std::sqrt(static_cast<double>(nc) / 2) : c_.noise.sd, *d);
   }
 

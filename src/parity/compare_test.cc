@@ -111,6 +111,11 @@ TEST(Compare, PairedRunsAreCompared) {
   EXPECT_EQ(c.paired, 3U);
   EXPECT_EQ(c.difference->method, Difference::Method::kPaired);
   EXPECT_EQ(c.verdict, Verdict::kEquivalent) << c.reason;
+  // Noise runs of other seeds, whose spread is far above these gaps, do not blunt the pairs.
+  const Comparison beside = compareRuns({baseline, candidate, runs(3, 0, 31, 0.05)});
+  EXPECT_EQ(beside.noise.source, NoiseFloor::Source::kNoiseRuns);
+  EXPECT_EQ(beside.difference->method, Difference::Method::kPaired);
+  EXPECT_EQ(beside.verdict, Verdict::kEquivalent) << beside.reason;
   // One batch that differs, at one rank, and there is no pairing.
   candidate[1].ranks[1].batch_hash.set(200, 5, 0);
   EXPECT_EQ(compareRuns({baseline, candidate, {}}).difference->method, Difference::Method::kWelch);
