@@ -12,52 +12,17 @@
 #include <nlohmann/json.hpp>
 #include <sstream>
 
+#include "cli/command_test.h"
+
 namespace halfwire {
 namespace {
 
 namespace fs = std::filesystem;
 using ::testing::HasSubstr;
 
-struct Ran {
-  int code = 0;
-  std::string out, err;
-  uint64_t peak_bytes = 0;
-};
-
-std::string contents(const fs::path& path) {
-  std::ifstream in(path, std::ios::binary);
-  std::stringstream text;
-  text << in.rdbuf();
-  return text.str();
-}
-
-class Analyze : public ::testing::Test {
+class Analyze : public CommandTest {
  protected:
-  void SetUp() override {
-    root_ = fs::temp_directory_path() / fmt::format("halfwire-analyze-{}", ::getpid());
-    fs::create_directories(root_);
-  }
-  void TearDown() override { fs::remove_all(root_); }
-
-  Ran halfwire(std::vector<std::string> arguments) {
-    arguments.insert(arguments.begin(), {HALFWIRE_COMMAND, "analyze"});
-    std::vector<char*> argv;
-    for (std::string& a : arguments) argv.push_back(a.data());
-    argv.push_back(nullptr);
-    const std::string out = root_ / "out", err = root_ / "err";
-    const pid_t pid = fork();
-    if (pid == 0) {
-      if (std::freopen(out.c_str(), "w", stdout) == nullptr || std::freopen(err.c_str(), "w", stderr) == nullptr)
-        _exit(99);
-      execv(argv[0], argv.data());
-      _exit(99);
-    }
-    int status = 0;
-    rusage usage{};
-    wait4(pid, &status, 0, &usage);
-    return {WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status), contents(out), contents(err),
-            static_cast<uint64_t>(usage.ru_maxrss) * 1024};
-  }
+  Analyze() : CommandTest("analyze") {}
 
   // Steps of eight kernels, of which two are collectives of 4 MiB that nothing hides, with the operators and
   // arguments that recordings carry.
@@ -92,7 +57,6 @@ class Analyze : public ::testing::Test {
     return path;
   }
 
-  fs::path root_;
 };
 
 // A tool that holds the whole document needs several times its size; what is kept here is a few words for a

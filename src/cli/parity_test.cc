@@ -15,25 +15,13 @@
 #include <nlohmann/json.hpp>
 #include <sstream>
 
+#include "cli/command_test.h"
+
 namespace halfwire {
 namespace {
 
 namespace fs = std::filesystem;
 using ::testing::HasSubstr;
-
-struct Ran {
-  int code = 0;
-  std::string out, err;
-  uint64_t peak_bytes = 0;
-  double seconds = 0;
-};
-
-std::string contents(const fs::path& path) {
-  std::ifstream in(path, std::ios::binary);
-  std::stringstream text;
-  text << in.rdbuf();
-  return text.str();
-}
 
 // A run by formula: no random numbers, so that its figures are the same everywhere.
 struct Made {
@@ -46,39 +34,9 @@ struct Made {
   };
 };
 
-class Parity : public ::testing::Test {
+class Parity : public CommandTest {
  protected:
-  void SetUp() override {
-    root_ = fs::temp_directory_path() / fmt::format("halfwire-parity-cli-{}", ::getpid());
-    fs::create_directories(root_);
-  }
-  void TearDown() override { fs::remove_all(root_); }
-
-  Ran halfwire(std::vector<std::string> arguments) {
-    arguments.insert(arguments.begin(), {HALFWIRE_COMMAND, "parity"});
-    std::vector<char*> argv;
-    for (std::string& a : arguments) argv.push_back(a.data());
-    argv.push_back(nullptr);
-    const std::string out = root_ / "out", err = root_ / "err";
-    const auto start = std::chrono::steady_clock::now();
-    const pid_t pid = fork();
-    if (pid == 0) {
-      // Paths in the report are as given: relative to the folder of the records.
-      if (::chdir(root_.c_str()) != 0 || std::freopen(out.c_str(), "w", stdout) == nullptr ||
-          std::freopen(err.c_str(), "w", stderr) == nullptr) {
-        _exit(99);
-      }
-      execv(argv[0], argv.data());
-      _exit(99);
-    }
-    int status = 0;
-    rusage usage{};
-    wait4(pid, &status, 0, &usage);
-    Ran ran{WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status), contents(out), contents(err),
-            static_cast<uint64_t>(usage.ru_maxrss) * 1024};
-    ran.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-    return ran;
-  }
+  Parity() : CommandTest("parity") {}
 
   void record(const std::string& name, const Made& made) {
     fs::create_directories(root_ / name);
@@ -115,8 +73,6 @@ class Parity : public ::testing::Test {
     if (std::getenv("HALFWIRE_UPDATE_GOLDEN") != nullptr) std::ofstream(path, std::ios::binary) << text;
     EXPECT_EQ(text, contents(path)) << name;
   }
-
-  fs::path root_;
 };
 
 TEST_F(Parity, WordsAreAsKept) {
