@@ -54,7 +54,7 @@ def stages():
         "ddp": ([(products, 0, 0)] * 4, [(products, 0, mib)] * 8),
         "zero2": ([(products, mib, 0)] * 8, [(products, 0, mib)] * 8),
         "fsdp": ([(products, mib, 0)] * 8, [(2 * products, mib, mib)] * 8),
-        "many-small": ([(products, 0, 0)] * 4, [(max(1, products // 8), 0, mib / 8)] * 64),
+        "many-small": ([(products, 0, 0)] * 4, [(max(1, products // 4), 0, mib / 4)] * 32),
     }[options.preset]
 
 

@@ -29,7 +29,7 @@ RankSummary summarizeRank(const RunLogRecord& record) {
   r.rank = record.rank;
   r.host = record.host;
   r.meter = record.meter;
-  std::vector<double> all, sampled, unsampled;
+  std::vector<double> all, sampled, unsampled, exposed;
   for (const RunLogStepRecord& s : record.meter.steps) {
     if (s.number < record.meter.warmup) continue;
     all.push_back(ms(s.duration_ns));
@@ -41,8 +41,7 @@ RankSummary summarizeRank(const RunLogRecord& record) {
     r.sent += static_cast<double>(s.bytes_sent);
     r.calls += static_cast<double>(s.calls);
     if (!s.measured || s.unmeasured != 0) continue;
-    ++r.measured;
-    r.exposed_ms += ms(s.exposed_ns);
+    exposed.push_back(ms(s.exposed_ns));
   }
   r.steps = all.size();
   r.sampled = sampled.size();
@@ -53,7 +52,8 @@ RankSummary summarizeRank(const RunLogRecord& record) {
   const double steps = std::max<double>(1, static_cast<double>(r.steps));
   for (double* value : {&r.host_blocked_ms, &r.host_behind_ms, &r.asked, &r.ring, &r.sent, &r.calls})
     *value /= steps;
-  if (r.measured > 0) r.exposed_ms /= static_cast<double>(r.measured);
+  r.measured = exposed.size();
+  r.exposed_ms = median(std::move(exposed));
   return r;
 }
 
@@ -391,7 +391,8 @@ std::string reportText(const RunSummary& run) {
   row("mean", steps, run.step_ms, run.measured, run.exposed_ms, run.host_blocked_ms, run.host_behind_ms,
       run.asked, run.ring, run.sent, run.calls);
   out +=
-      "A step: ms are medians (step) and means, bytes one rank's. Exposed: a stream that computes stood at a "
+      "A step: step and exposed are medians, the rest means; bytes are one rank's. Exposed: a stream that "
+      "computes stood at a "
       "wait for "
       "a collective.\nHost-blocked is the program's thread in synchronising calls and is no part of it.\n\n";
   if (!run.sizes.empty()) {

@@ -10,14 +10,14 @@
 
 namespace halfwire::meter {
 
-// One rank's means over its steps after warm-up. Times in ms, bytes in bytes.
+// One rank's steps after warm-up; means where nothing else is said. Times in ms, bytes in bytes.
 struct RankSummary {
   int rank = -1;
   std::string host;
   uint64_t steps = 0;     // that count
   uint64_t measured = 0;  // sampled ones with everything measured
   double step_ms = 0;     // median
-  double exposed_ms = 0;  // mean over the measured steps
+  double exposed_ms = 0;  // median over the measured steps
   double host_blocked_ms = 0;
   double host_behind_ms = 0;  // the part of it in waits behind a collective
   double asked = 0, ring = 0, sent = 0, calls = 0;
