@@ -108,6 +108,65 @@ TEST_F(DeviceGpuTest, PerturbsAsTheHostDoes) {
   }
 }
 
+TEST_F(DeviceGpuTest, ComparesAsTheHostDoes) {
+  const Stream stream(gpu_);
+  std::mt19937 random(7);
+  void* sums = nullptr;
+  void* host = nullptr;
+  ASSERT_TRUE(device_->allocate(sizeof(ErrorSums), &sums).ok());
+  ASSERT_TRUE(device_->allocateHost(sizeof(ErrorSums), &host).ok());
+  for (const DataType type : {DataType::kBf16, DataType::kFp16, DataType::kFp32}) {
+    for (const uint64_t elements : {1u, 129u, 70001u}) {
+      const size_t bytes = elements * dataTypeBytes(type);
+      // Bit patterns: numbers of every size, zeros, infinities and NaNs.
+      std::vector<uint8_t> x(bytes), y(bytes);
+      for (uint8_t& b : x) b = static_cast<uint8_t>(random());
+      y = x;
+      for (size_t i = 0; i < bytes; i += 3) y[i] = 0;
+      if (type ==
+          DataType::kFp32) {  // squares of the largest fp32 numbers are finite in fp64, their sums too
+        for (size_t i = 3; i < bytes; i += 4) x[i] &= 0xbf, y[i] &= 0xbf;
+      }
+      ErrorSums want;
+      compare({type, x.data(), y.data(), elements, &want});
+      const Buffer exact(gpu_, bytes), other(gpu_, bytes);
+      exact.upload(x.data(), bytes);
+      other.upload(y.data(), bytes);
+      EventHandle begin = nullptr, end = nullptr;
+      ASSERT_TRUE(device_->createTimedEvent(&begin).ok());
+      ASSERT_TRUE(device_->createTimedEvent(&end).ok());
+      ASSERT_TRUE(device_->recordEvent(begin, stream.get()).ok());
+      ASSERT_TRUE(device_->zero(sums, sizeof(ErrorSums), stream.get()).ok());
+      ASSERT_TRUE(
+          device_
+              ->compare({type, exact.at(), other.at(), elements, static_cast<ErrorSums*>(sums)}, stream.get())
+              .ok());
+      ASSERT_TRUE(device_->copy(host, sums, sizeof(ErrorSums), stream.get()).ok());
+      ASSERT_TRUE(device_->recordEvent(end, stream.get()).ok());
+      stream.synchronize();
+      float ms = -1;
+      bool done = false;
+      ASSERT_TRUE(device_->elapsed(begin, end, &ms, &done).ok());
+      EXPECT_TRUE(done);
+      EXPECT_GE(ms, 0);
+      const auto& got = *static_cast<const ErrorSums*>(host);
+      EXPECT_EQ(got.elements, want.elements);
+      EXPECT_EQ(got.flushed, want.flushed);
+      EXPECT_EQ(got.not_finite, want.not_finite);
+      for (const auto& [a, b] : {std::pair(got.exact_squares, want.exact_squares),
+                                 {got.other_squares, want.other_squares},
+                                 {got.error_squares, want.error_squares},
+                                 {got.worst_block, want.worst_block}})
+        EXPECT_NEAR(a, b, 1e-12 * b);
+      EXPECT_NEAR(got.product, want.product, 1e-12 * want.exact_squares);
+      device_->destroyEvent(begin);
+      device_->destroyEvent(end);
+    }
+  }
+  device_->releaseHost(host);
+  device_->release(sums);
+}
+
 TEST_F(DeviceGpuTest, WorksFromAThreadWithoutAContext) {
   const std::vector<float> in = values();
   const Stream stream(gpu_);
