@@ -11,6 +11,7 @@
 #include <chrono>
 #include <cstdio>
 #include <cstring>
+#include <filesystem>
 #include <fstream>
 #include <memory>
 #include <nlohmann/json.hpp>
@@ -19,6 +20,7 @@
 #include <vector>
 
 #include "cli/command.h"
+#include "meter/meter_report.h"
 #include "report/html_report.h"
 #include "report/json_report.h"
 #include "report/perfetto_report.h"
@@ -76,8 +78,8 @@ Result<double> parseWhatIf(const std::string& text) {
 }
 
 // Cost of packing a byte of user data, from what `halfwire bench codec --json` wrote: an AllReduce quantizes
-// and dequantizes all of it and sums as many packets' bytes. Of each operation the row of the default format with
-// the largest working set counts, the faster path where there are two.
+// and dequantizes all of it and sums as many packets' bytes. Of each operation the row of the default format
+// with the largest working set counts, the faster path where there are two.
 Result<analysis::CodecRate> readBench(const std::string& path) {
   constexpr std::streamsize kMost = 16 << 20;
   const auto bad = [&](const std::string& what) {
@@ -158,7 +160,47 @@ class Progress {
   std::chrono::steady_clock::time_point last_;
 };
 
+// Whether all inputs are run logs, or folders of them, that `halfwire run --log` wrote.
+bool areRunLogs(const std::vector<std::string>& inputs) {
+  const auto is = [](const std::filesystem::path& path) {
+    std::error_code error;
+    if (!std::filesystem::is_regular_file(path, error)) return false;  // what a pipe holds can be read once
+    char begin[64] = {};
+    std::ifstream in(path, std::ios::binary);
+    in.read(begin, sizeof begin - 1);
+    return std::string_view(begin).find("\"halfwire-run-log\"") != std::string_view::npos;
+  };
+  return std::all_of(inputs.begin(), inputs.end(), [&](const std::string& input) {
+    std::error_code error;
+    if (!std::filesystem::is_directory(input, error)) return is(input);
+    for (const auto& entry : std::filesystem::directory_iterator(input, error)) {
+      if (entry.path().extension() == ".json") return is(entry.path());
+    }
+    return false;
+  });
+}
+
+// Run logs hold no kernels: what they say of waiting is `halfwire report`'s.
+int reportRunLogs(const Options& o) {
+  for (const std::string& input : o.traces) {
+    const auto run = meter::readRun(input);
+    if (!run.ok()) return fail(run.status());
+    if (!o.html.empty()) {
+      const Status status = writeFile(o.html, [&](std::FILE* file) {
+        const std::string page = meter::reportHtml(run.value());
+        if (std::fwrite(page.data(), 1, page.size(), file) == page.size()) return Status();
+        return Status(StatusCode::kUnavailable,
+                      fmt::format("{}: cannot be written: {}", o.html, std::strerror(errno)));
+      });
+      if (!status.ok()) return fail(status);
+    }
+    fmt::print("{}", o.json ? meter::reportJson(run.value()) : meter::reportText(run.value()));
+  }
+  return 0;
+}
+
 int run(const Options& o) {
+  if (areRunLogs(o.traces)) return reportRunLogs(o);
   Result<std::vector<std::string>> files = trace::expandInputs(o.traces);
   if (!files.ok()) return fail(files.status());
   analysis::AnalyzeOptions options;
@@ -212,8 +254,10 @@ void addAnalyzeCommand(CLI::App& app, int* exit_code) {
       app.add_subcommand("analyze", "Where did the step go? Reads recorded traces, needs no GPU.");
   auto options = std::make_shared<Options>();
   command
-      ->add_option("TRACE", options->traces,
-                   "PyTorch profiler traces (.json, .json.gz), Nsight Systems SQLite exports, or folders")
+      ->add_option(
+          "TRACE", options->traces,
+          "PyTorch profiler traces (.json, .json.gz), Nsight Systems SQLite exports, or folders; or run logs "
+          "with a meter, as `halfwire report` shows them")
       ->required();
   command->add_flag("--json", options->json, "Print JSON (docs/analyze-schema.md) instead of tables");
   command->add_option("--top", options->top, "Rows of the longer tables")->check(CLI::Range(1, 100000));
