@@ -13,6 +13,7 @@
 #include "cli/command.h"
 #include "launch/launch.h"
 #include "launch/preload.h"
+#include "meter/meter_report.h"
 #include "policy/run_log_json.h"
 #include "policy/settings.h"
 
@@ -215,13 +216,16 @@ void keepJson(const std::vector<RunLogRecord>& records, const std::string& direc
   }
 }
 
-void report(const LogFolder& folder, const std::string& log_directory, bool off) {
+void report(const LogFolder& folder, const std::string& log_directory, bool off, bool metered) {
   std::vector<std::string> problems;
   std::vector<RunLogRecord> records = readRunLogs(folder.path(), &problems);
   bool any = false;
   for (const RunLogRecord& r : records) any = any || r.communicators_made != 0;
   std::string text = "\n";
   if (any || !records.empty()) text += runLogTable(records);
+  if (any && metered)
+    text += "\n" + meter::reportText(meter::summarize(records, "meter")) +
+            (log_directory.empty() ? "keep the run logs with --log DIR for `halfwire report`\n" : "");
   if (!any) text += nothingIntercepted();
   if (!any && off) text += "  (with --mode off nothing would have been compressed)\n";
   for (const std::string& problem : problems) text += problem + "\n";
@@ -313,7 +317,8 @@ int run(const RunOptions& options, const std::vector<std::string>& command) {
   if (job.ranks && outcome.value().failed_rank >= 0) {
     fmt::print(stderr, "halfwire run: {}\n", outcomeWords(outcome.value()));
   }
-  report(folder.value(), options.log.empty() ? "" : parent.value(), settings.value().mode == Mode::kOff);
+  report(folder.value(), options.log.empty() ? "" : parent.value(), settings.value().mode == Mode::kOff,
+         settings.value().meter);
   return outcome.value().exit_code;
 }
 

@@ -501,11 +501,13 @@ bool Meter::hostWaitsEvent(EventKey event) {
 
 bool Meter::hostWaitsStream(StreamKey key) {
   const Lock lock(mutex_);
+  add(log_->meter.event_calls, 1);
   return tracker_.onHostWaitStream(key) != 0;
 }
 
 bool Meter::hostWaitsAll() {
   const Lock lock(mutex_);
+  add(log_->meter.event_calls, 1);
   return tracker_.onHostWaitAll() != 0;
 }
 

@@ -99,7 +99,7 @@ struct RunLogMeter {
   uint32_t warmup;               // steps before the first sampled one
   char words[256];               // why it is off, empty otherwise
   std::atomic<uint64_t> collectives;
-  std::atomic<uint64_t> event_calls;  // calls of the CUDA runtime's events that came through the meter
+  std::atomic<uint64_t> event_calls;  // calls of the CUDA runtime with events, or synchronising, that it saw
   std::atomic<uint64_t> steps;        // begun so far
   std::atomic<uint64_t> checked;      // collectives after steps were first detected ...
   std::atomic<uint64_t> predicted;    // ... and those that came as the repeating sequence said
