@@ -60,8 +60,12 @@ RANK_PROGRAM(RandomSchedules) {
   void* buffer = nullptr;
   CHECK_CUDA(cudaMalloc(&buffer, 1 << 20));
   const ncclComm_t comm = testing::makeWorld(rank);
+  int calls = 0;
   const auto collective = [&](int stream, size_t bytes) {
+    const bool grouped = ++calls % 4 == 0;
+    if (grouped) CHECK_NCCL(ncclGroupStart());
     CHECK_NCCL(ncclAllReduce(buffer, buffer, bytes, ncclUint8, ncclMax, comm, streams[stream]));
+    if (grouped) CHECK_NCCL(ncclGroupEnd());
   };
   for (int i = 0; i < kCompute; ++i) {
     for (int k = 0; k < 20; ++k) kernel(streams[i], 1);
