@@ -11,6 +11,7 @@
 
 #include "base/units.h"
 #include "cli/command.h"
+#include "cli/temporary_folder.h"
 #include "launch/launch.h"
 #include "launch/preload.h"
 #include "launch/progress.h"
@@ -31,7 +32,8 @@ using nlohmann::ordered_json;
 constexpr uint64_t kMostElements = 1ull << 32;
 constexpr uint64_t kInCache = 256ull << 10;
 constexpr uint64_t kOutOfCache = 64ull << 20;
-constexpr uint64_t kOnGpu[] = {1ull << 20, 64ull << 20, 256ull << 20};  // of elements; of a reduction, of codes
+constexpr uint64_t kOnGpu[] = {1ull << 20, 64ull << 20,
+                               256ull << 20};  // of elements; of a reduction, of codes
 constexpr int kGpuSamples = 15;
 
 template <class T>
@@ -263,7 +265,8 @@ int benchCodec(const CodecOptions& options) {
   }
   if (cuda) {
     fmt::print(
-        "Medians by events. Rates count bytes read and written; copy is a device copy of as many bytes in the "
+        "Medians by events. Rates count bytes read and written; copy is a device copy of as many bytes in "
+        "the "
         "same run. The ratio is packet bytes over bf16's.\n");
     return 0;
   }
@@ -331,25 +334,6 @@ Result<ordered_json> workerConfig(const CollectiveOptions& o, int64_t ranks) {
                       {"share_gpu", o.share_gpu}};
 }
 
-class TemporaryFolder {
- public:
-  TemporaryFolder() {
-    const char* parent = std::getenv("TMPDIR");
-    path_ = fmt::format("{}/halfwire-bench-XXXXXX", parent != nullptr && *parent != '\0' ? parent : "/tmp");
-    if (mkdtemp(path_.data()) == nullptr) path_.clear();
-  }
-  ~TemporaryFolder() {
-    std::error_code ignored;
-    if (!path_.empty()) std::filesystem::remove_all(path_, ignored);
-  }
-  TemporaryFolder(const TemporaryFolder&) = delete;
-  TemporaryFolder& operator=(const TemporaryFolder&) = delete;
-  const std::string& path() const { return path_; }
-
- private:
-  std::string path_;
-};
-
 int benchCollective(const CollectiveOptions& o) {
   const auto ranks = parseInteger(o.ranks, 2, kMaxFlatRanks, "number of ranks");
   if (!ranks.ok())
@@ -373,7 +357,7 @@ int benchCollective(const CollectiveOptions& o) {
                    fmt::format("cannot run {}: build it (`scripts/build.sh test`{})", worker.string(),
                                o.engine == "nccl" ? ", where nvcc and NCCL are installed" : "")});
   }
-  const TemporaryFolder folder;
+  const TemporaryFolder folder("bench");
   if (folder.path().empty()) {
     return refuse("collective", {StatusCode::kUnavailable,
                                  "cannot create a temporary folder: set TMPDIR to one that can be written"});
@@ -474,7 +458,11 @@ void addBenchCommand(CLI::App& app, int* exit_code) {
   CLI::App* c = bench->add_subcommand("codec", "Speed, size and accuracy of the codec beside a plain copy");
   const auto list = [](CLI::App* sub, const char* name, std::vector<std::string>& to, const char* type,
                        const char* help) {
-    sub->add_option(name, to, help)->delimiter(',')->type_name(type)->allow_extra_args(false)->default_str("");
+    sub->add_option(name, to, help)
+        ->delimiter(',')
+        ->type_name(type)
+        ->allow_extra_args(false)
+        ->default_str("");
   };
   list(c, "--format", codec->formats, "LIST", "of e4m3, e5m2, int8 (default: e4m3)");
   list(c, "--block", codec->blocks, "LIST", "of 32, 64, 128, 256 (default: 128)");
@@ -484,13 +472,15 @@ void addBenchCommand(CLI::App& app, int* exit_code) {
   c->add_option("--device", codec->device, "host, or cuda: the kernels on the first GPU (default: host)")
       ->type_name("DEVICE")
       ->default_str("");
-  c->add_option("--elements", codec->elements,
-                "elements of a message (default: 256 KiB and 64 MiB of memory touched; on a GPU 1, 64 and 256 "
-                "MiB of elements)")
+  c->add_option(
+       "--elements", codec->elements,
+       "elements of a message (default: 256 KiB and 64 MiB of memory touched; on a GPU 1, 64 and 256 "
+       "MiB of elements)")
       ->type_name("N");
   c->add_flag("--json", codec->json, "one JSON object with rows");
   c->footer(
-      "Examples:\n  halfwire bench codec\n  halfwire bench codec --device cuda\n  halfwire bench codec --format e4m3,int8 --scale e8m0 --op "
+      "Examples:\n  halfwire bench codec\n  halfwire bench codec --device cuda\n  halfwire bench codec "
+      "--format e4m3,int8 --scale e8m0 --op "
       "quantize --json");
   c->callback([codec, exit_code] { *exit_code = benchCodec(*codec); });
 

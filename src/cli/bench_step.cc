@@ -11,6 +11,7 @@
 
 #include "base/units.h"
 #include "cli/command.h"
+#include "cli/temporary_folder.h"
 #include "launch/launch.h"
 #include "meter/meter_report.h"
 #include "policy/policy.h"
@@ -69,25 +70,6 @@ Result<ordered_json> preset(const std::string& name) {
   return Status(StatusCode::kInvalidArgument,
                 fmt::format("--preset '{}' is not valid: use ddp, zero2, fsdp or many-small", name));
 }
-
-class TemporaryFolder {
- public:
-  TemporaryFolder() {
-    const char* parent = std::getenv("TMPDIR");
-    path_ = fmt::format("{}/halfwire-step-XXXXXX", parent != nullptr && *parent != '\0' ? parent : "/tmp");
-    if (mkdtemp(path_.data()) == nullptr) path_.clear();
-  }
-  ~TemporaryFolder() {
-    std::error_code ignored;
-    if (!path_.empty()) std::filesystem::remove_all(path_, ignored);
-  }
-  TemporaryFolder(const TemporaryFolder&) = delete;
-  TemporaryFolder& operator=(const TemporaryFolder&) = delete;
-  const std::string& path() const { return path_; }
-
- private:
-  std::string path_;
-};
 
 // One schedule's figures: the meter's and, by the kernels' own times, the truth.
 struct Outcome {
@@ -200,7 +182,7 @@ int benchStep(const StepOptions& o) {
   }
   const auto config = preset(o.preset);
   if (!config.ok()) return refuse(config.status().message());
-  const TemporaryFolder folder;
+  const TemporaryFolder folder("step");
   if (folder.path().empty())
     return refuse("cannot create a temporary folder: set TMPDIR to one that can be written");
   const std::string logs = o.log.empty() ? folder.path() : o.log;

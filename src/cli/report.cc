@@ -31,6 +31,7 @@ int report(const ReportOptions& o) {
                       ? "--compare takes two folders of run logs, as in `halfwire report --compare A B`"
                       : "give one folder of run logs, as in `halfwire report logs` (two with --compare)");
   }
+  if (o.compare && !o.html.empty()) return refuse("--html shows one run: give it without --compare");
   std::vector<meter::RunSummary> runs;
   for (const std::string& path : o.runs) {
     auto run = meter::readRun(path);
@@ -39,7 +40,7 @@ int report(const ReportOptions& o) {
   }
   if (!o.html.empty()) {
     std::ofstream out(o.html, std::ios::binary);
-    out << (o.compare ? meter::reportHtml(runs[1]) : meter::reportHtml(runs[0]));
+    out << meter::reportHtml(runs[0]);
     out.close();
     if (!out) return refuse(fmt::format("cannot write {}: {}", o.html, std::strerror(errno)));
   }
@@ -63,7 +64,8 @@ void addReportCommand(CLI::App& app, int* exit_code) {
       ->required();
   sub->add_flag("--compare", options->compare, "two runs side by side, with one sentence of verdict");
   sub->add_flag("--json", options->json, "as JSON (docs/meter.md)");
-  sub->add_option("--html", options->html, "also write a page that needs no network")->type_name("FILE");
+  sub->add_option("--html", options->html, "also write a page of one run that needs no network")
+      ->type_name("FILE");
   sub->footer(
       "Examples:\n"
       "  halfwire run --mode meter --log logs -- torchrun --nproc-per-node 4 train.py && halfwire report "

@@ -392,9 +392,18 @@ std::string reportText(const RunSummary& run) {
       run.asked, run.ring, run.sent, run.calls);
   out +=
       "A step: step and exposed are medians, the rest means; bytes are one rank's. Exposed: a stream that "
-      "computes stood at a "
-      "wait for "
-      "a collective.\nHost-blocked is the program's thread in synchronising calls and is no part of it.\n\n";
+      "computes "
+      "stood at a wait for a collective.\n"
+      "Host-blocked is the program's thread in synchronising calls and is no part of it.\n";
+  // Nobody must read "exposed 0" where the host does the waiting.
+  if (run.measured && run.host_behind_ms > 0.05 * run.step_ms && run.host_behind_ms > run.exposed_ms) {
+    out += fmt::format(
+        "The program's own thread waits {:.1f} ms of a step ({:.0f} %) for collectives: no stream is left to "
+        "wait, and "
+        "exposed does not show it.\n",
+        run.host_behind_ms, 100 * run.host_behind_ms / run.step_ms);
+  }
+  out += "\n";
   if (!run.sizes.empty()) {
     out += fmt::format("{:<14} {:<8} {:>6}  {:>9}  {:>8}  {:>9}  {:>9}  {:>9}  {:>11}  {:>11}\n",
                        "collective", "type", "ranks", "size from", "calls", "GB asked", "exact GB", "GB sent",
