@@ -42,6 +42,10 @@ TEST(Settings, RefusesEveryUnknownValueAndNamesTheVariable) {
                                                                       {"HALFWIRE_MIN_BYTES", "-4"},
                                                                       {"HALFWIRE_CHUNK_BYTES", "1"},
                                                                       {"HALFWIRE_OVERLAP", "yes"},
+                                                                      {"HALFWIRE_SEED", "-1"},
+                                                                      {"HALFWIRE_SHADOW_EVERY", "0"},
+                                                                      {"HALFWIRE_SHADOW_BYTES", "1"},
+                                                                      {"HALFWIRE_SHADOW_FORMATS", "e4m3,"},
                                                                       {"HALFWIRE_MEETING_TIMEOUT", "0"},
                                                                       {"HALFWIRE_ADDRESS", "0.0.0.0"}}) {
     const auto s = read({{name, value}});
@@ -61,6 +65,10 @@ TEST(Settings, DigestFollowsWhatRanksMustShare) {
                                                                       {"HALFWIRE_MIN_BYTES", "0"},
                                                                       {"HALFWIRE_CHUNK_BYTES", "1MiB"},
                                                                       {"HALFWIRE_OVERLAP", "on"},
+                                                                      {"HALFWIRE_SEED", "2"},
+                                                                      {"HALFWIRE_SHADOW_EVERY", "2"},
+                                                                      {"HALFWIRE_SHADOW_BYTES", "1MiB"},
+                                                                      {"HALFWIRE_SHADOW_FORMATS", "int8,e4m3"},
                                                                       {"WORLD_SIZE", "8"}}) {
     std::map<std::string, std::string> variables{{"HALFWIRE_MODE", "wire"}, {"WORLD_SIZE", "4"}};
     variables[name] = value;
@@ -120,6 +128,24 @@ TEST(Policy, CallsByShape) {
   EXPECT_EQ(decideCall(gather, {Op::kAllReduce, ncclBfloat16, RedOpKind::kSum, big}), Reason::kOpNotAsked);
   const Agreement fp32 = agreement(4, {{"HALFWIRE_OPS", "allgather-fp32"}});
   EXPECT_EQ(decideCall(fp32, {Op::kAllGather, ncclFloat32, RedOpKind::kNone, big}), Reason::kCompressed);
+}
+
+// Noise and shadow choose as the wire does, but for what would not outlive a group.
+TEST(Policy, ModesThatStayExactChooseAsTheWireDoes) {
+  const uint64_t big = 4u << 20;
+  for (const char* mode : {"noise", "shadow"}) {
+    Agreement a;
+    a.settings = read({{"HALFWIRE_MODE", mode}, {"WORLD_SIZE", "4"}, {"HALFWIRE_OPS", "allreduce,allgather"}}).value();
+    a.ranks = 4;
+    a.comm = decideCommunicator(a.settings, 4);
+    EXPECT_EQ(a.comm, Reason::kCompressed) << mode;
+    using Op = CollectiveOp;
+    EXPECT_EQ(decideCall(a, {Op::kAllReduce, ncclBfloat16, RedOpKind::kAvg, big}), Reason::kCompressed);
+    EXPECT_EQ(decideCall(a, {Op::kAllReduce, ncclBfloat16, RedOpKind::kPreMulSum, big}), Reason::kRedOpNotSupported);
+    EXPECT_EQ(decideCall(a, {Op::kAllReduce, ncclBfloat16, RedOpKind::kSum, 100}), Reason::kBelowFloor);
+    EXPECT_EQ(decideCall(a, {Op::kAllGather, ncclBfloat16, RedOpKind::kNone, big}),
+              std::string(mode) == "noise" ? Reason::kOpNotSupported : Reason::kCompressed);
+  }
 }
 
 TEST(Policy, RingBytes) {
