@@ -4,8 +4,11 @@
 
 #include <algorithm>
 #include <chrono>
+#include <optional>
 
+#include "base/units.h"
 #include "interpose/create.h"
+#include "interpose/nvtx.h"
 
 namespace halfwire {
 namespace {
@@ -227,7 +230,35 @@ ncclResult_t runForwarded(std::vector<MemberTurn>& members, Pick&& pick) {
   return result != ncclSuccess ? result : end;
 }
 
+// What a profiler shows: "AllReduce 25 MiB bf16 e4m3/128/fp32", "Broadcast 4 B fp32 exact". Empty without
+// one.
+std::string rangeText(const Communicator& c, const QueuedCall& call, bool compress) {
+  const WireFormat& f = c.agreement.settings.format;
+  return fmt::format(
+      "{} {} {} {}", opName(call.op), formatBytes(messageBytes(call.op, call.type, call.count, c.ranks)),
+      dataTypeName(call.type),
+      compress ? fmt::format("{}/{}/{}", elementFormatName(f.element), f.block, scaleFormatName(f.scale))
+               : "exact");
+}
+
+// The same for the compressed calls of a group's turn.
+std::string rangeText(const std::vector<MemberTurn>& members) {
+  size_t calls = 0;
+  uint64_t bytes = 0;
+  for (const MemberTurn& m : members) {
+    calls += m.compressed.size();
+    for (const CompressedCall& call : m.compressed) {
+      const uint64_t parts = call.op == CollectiveOp::kAllReduce ? 1 : m.communicator->ranks;
+      bytes += call.count * parts * dataTypeBytes(call.type);
+    }
+  }
+  return calls == 0 ? std::string()
+                    : fmt::format("group of {} compressed calls, {}", calls, formatBytes(bytes));
+}
+
 ncclResult_t runTurn(CliqueTurn& turn) {
+  std::optional<nvtx::Range> range;
+  if (nvtx::attached()) range.emplace(rangeText(turn.members));
   ncclResult_t result = runForwarded(turn.members, [](MemberTurn& m) -> auto& { return m.forwarded; });
   if (result == ncclSuccess) result = runMembers(turn.members);
   if (result == ncclSuccess)
@@ -382,6 +413,8 @@ ncclResult_t dataCall(const RealNccl& fallback, const QueuedCall& call) {
   if (thread.group_depth == 0) {
     const meter::MeterCall one = metered ? meterCall(*c, call, row) : meter::MeterCall{};
     const Metered around(&one, metered ? 1 : 0);
+    std::optional<nvtx::Range> range;
+    if (__builtin_expect(nvtx::attached(), false)) range.emplace(rangeText(*c, call, compress && !noise));
     if (!compress) {
       const ncclResult_t result = forward(c->real->api, call);
       if (!sampled) return result;
