@@ -385,6 +385,14 @@ ncclResult_t dataCall(const RealNccl& fallback, const QueuedCall& call) {
   if (c == nullptr) return forward(fallback.api, call);
   ThreadState& thread = threadState();
 
+  const bool metered = Registry::get().meter() != nullptr;
+  const bool profiled = nvtx::attached();
+  // Off is off: what can neither compress nor is looked at is counted and gone.
+  if (c->agreement.comm != Reason::kCompressed && thread.group_depth == 0 && !metered && !profiled) {
+    (void)count(*c, call, c->agreement.comm);
+    return forward(c->real->api, call);
+  }
+
   Factor factor;
   RedOpKind kind = RedOpKind::kNone;
   Reason reason = c->agreement.comm;
@@ -409,12 +417,11 @@ ncclResult_t dataCall(const RealNccl& fallback, const QueuedCall& call) {
     if (kept != ncclSuccess) return kept;
   }
 
-  const bool metered = Registry::get().meter() != nullptr;
   if (thread.group_depth == 0) {
     const meter::MeterCall one = metered ? meterCall(*c, call, row) : meter::MeterCall{};
     const Metered around(&one, metered ? 1 : 0);
     std::optional<nvtx::Range> range;
-    if (__builtin_expect(nvtx::attached(), false)) range.emplace(rangeText(*c, call, compress && !noise));
+    if (profiled) range.emplace(rangeText(*c, call, compress && !noise));
     if (!compress) {
       const ncclResult_t result = forward(c->real->api, call);
       if (!sampled) return result;
