@@ -50,11 +50,11 @@ ncclResult_t data(const QueuedCall& call, const void* caller) {
     const RealNccl* real = realOrRefuse();
     if (real == nullptr) return ncclSystemError;
     if (fromNccl(*real, caller)) return issue(real->api, call);
-    if (Registry::get().find(call.comm) == nullptr) {
-      // Nobody we know made the communicator: perhaps another copy of NCCL, calling itself.
-      if (const RealNccl* other = Registry::get().otherCopy(caller)) return issue(other->api, call);
-    }
-    return dataCall(*real, call);
+    if (Communicator* c = Registry::get().find(call.comm)) return dataCall(*c, call);
+    // Nobody we know made the communicator: perhaps another copy of NCCL, calling itself.
+    if (const RealNccl* other = Registry::get().otherCopy(caller)) return issue(other->api, call);
+    const InsideReal inside;
+    return issue(real->api, call);
   })
 }
 

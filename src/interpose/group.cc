@@ -42,11 +42,16 @@ CountedRows count(Communicator& c, const QueuedCall& call, Reason reason) {
   if (c.log == nullptr || !Registry::get().counting()) return {};
   CountedRows rows;
   if (Registry::get().meter() != nullptr) rows.size = countSize(c, call, reason);
-  RunLogRow* row = RunLog::row(*c.log, call.op, call.type, reason);
+  // Most calls are of the kind of the one before.
+  RunLogRow* row = c.last_row;
+  if (row == nullptr ||
+      row->key.load(std::memory_order_relaxed) != RunLog::rowKey(call.op, call.type, reason))
+    row = RunLog::row(*c.log, call.op, call.type, reason);
   if (row == nullptr) {
     bump(c.log->dropped, 1);
     return rows;
   }
+  c.last_row = row;
   rows.kind = row;
   bump(row->calls, 1);
   bump(row->bytes_asked, messageBytes(call.op, call.type, call.count, c.ranks));
@@ -380,68 +385,66 @@ void destroyDeferredOps(GroupQueue& queue) {
 
 }  // namespace
 
-ncclResult_t dataCall(const RealNccl& fallback, const QueuedCall& call) {
-  Communicator* c = Registry::get().find(call.comm);
-  if (c == nullptr) return forward(fallback.api, call);
+ncclResult_t dataCall(Communicator& c, const QueuedCall& call) {
   ThreadState& thread = threadState();
 
   const bool metered = Registry::get().meter() != nullptr;
   const bool profiled = nvtx::attached();
   // Off is off: what can neither compress nor is looked at is counted and gone.
-  if (c->agreement.comm != Reason::kCompressed && thread.group_depth == 0 && !metered && !profiled) {
-    (void)count(*c, call, c->agreement.comm);
-    return forward(c->real->api, call);
+  if (c.agreement.comm != Reason::kCompressed && thread.group_depth == 0 && !metered && !profiled) {
+    (void)count(c, call, c.agreement.comm);
+    return forward(c.real->api, call);
   }
 
   Factor factor;
   RedOpKind kind = RedOpKind::kNone;
-  Reason reason = c->agreement.comm;
+  Reason reason = c.agreement.comm;
   if (reason == Reason::kCompressed) {
-    kind = redOpKind(*c, call, &factor);
+    kind = redOpKind(c, call, &factor);
     CallShape shape{call.op, call.type, kind, call.count, false};
-    reason = decideCall(c->agreement, shape);
+    reason = decideCall(c.agreement, shape);
     // The capture state costs a call into the driver, so it is asked only where it can matter.
     if (reason == Reason::kCompressed) {
-      const Status status = c->device->capturing(call.stream, &shape.capturing);
+      const Status status = c.device->capturing(call.stream, &shape.capturing);
       if (!status.ok()) return refuse(ncclUnhandledCudaError, status.message());
-      reason = decideCall(c->agreement, shape);
+      reason = decideCall(c.agreement, shape);
     }
   }
-  const bool noise = reason == Reason::kCompressed && c->agreement.settings.mode == Mode::kNoise;
-  const bool shadow = reason == Reason::kCompressed && c->shadow != nullptr;
-  const CountedRows row = count(*c, call, noise ? Reason::kNoise : shadow ? Reason::kShadow : reason);
+  const bool noise = reason == Reason::kCompressed && c.agreement.settings.mode == Mode::kNoise;
+  const bool shadow = reason == Reason::kCompressed && c.shadow != nullptr;
+  const CountedRows row = count(c, call, noise ? Reason::kNoise : shadow ? Reason::kShadow : reason);
   const bool compress = reason == Reason::kCompressed && !shadow && buffersPresent(call);
   bool sampled = false;
   if (shadow && buffersPresent(call)) {
-    const ncclResult_t kept = shadowBefore(*c, compressedCall(call, kind, factor), &sampled);
+    const ncclResult_t kept = shadowBefore(c, compressedCall(call, kind, factor), &sampled);
     if (kept != ncclSuccess) return kept;
   }
 
   if (thread.group_depth == 0) {
-    const meter::MeterCall one = metered ? meterCall(*c, call, row) : meter::MeterCall{};
+    const meter::MeterCall one = metered ? meterCall(c, call, row) : meter::MeterCall{};
     const Metered around(&one, metered ? 1 : 0);
     std::optional<nvtx::Range> range;
-    if (profiled) range.emplace(rangeText(*c, call, compress && !noise));
+    if (profiled) range.emplace(rangeText(c, call, compress && !noise));
     if (!compress) {
-      const ncclResult_t result = forward(c->real->api, call);
+      const ncclResult_t result = forward(c.real->api, call);
       if (!sampled) return result;
-      if (result == ncclSuccess) return shadowAfter({c});
-      c->shadow->drop();
+      if (result == ncclSuccess) return shadowAfter({&c});
+      c.shadow->drop();
       return result;
     }
     std::vector<MemberTurn> members(1);
-    members[0].communicator = c;
+    members[0].communicator = &c;
     members[0].compressed.push_back(compressedCall(call, kind, factor));
     members[0].rows.push_back(row);
     return runMembers(members);
   }
 
   GroupQueue& queue = threadQueue();
-  if (metered) queue.metered.push_back(meterCall(*c, call, row));
-  if (sampled && std::find(queue.shadowed.begin(), queue.shadowed.end(), c) == queue.shadowed.end())
-    queue.shadowed.push_back(c);
-  if (discardedByNccl(call) || passesAtOnce(queue, *c)) return forward(c->real->api, call);
-  MemberTurn& turn = turnOf(queue, *c);
+  if (metered) queue.metered.push_back(meterCall(c, call, row));
+  if (sampled && std::find(queue.shadowed.begin(), queue.shadowed.end(), &c) == queue.shadowed.end())
+    queue.shadowed.push_back(&c);
+  if (discardedByNccl(call) || passesAtOnce(queue, c)) return forward(c.real->api, call);
+  MemberTurn& turn = turnOf(queue, c);
   if (compress) {
     turn.compressed.push_back(compressedCall(call, kind, factor));
     turn.rows.push_back(row);

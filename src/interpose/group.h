@@ -5,8 +5,9 @@
 
 namespace halfwire {
 
-// A data call of the program: decides, counts, and forwards, compresses or queues it.
-ncclResult_t dataCall(const RealNccl& fallback, const QueuedCall& call);
+// A data call of the program on a communicator that is followed: decides, counts, and forwards, compresses or
+// queues it.
+ncclResult_t dataCall(Communicator& c, const QueuedCall& call);
 
 // Keeps the samples of a communicator that is about to be destroyed, after waiting for them.
 void finishShadow(Communicator& communicator);

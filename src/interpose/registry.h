@@ -48,6 +48,7 @@ struct Communicator {
   std::unique_ptr<Compressor> compressor;
   std::unique_ptr<Shadow> shadow;
   RunLogCommunicator* log = nullptr;
+  RunLogRow* last_row = nullptr;  // of its log
 
   std::atomic<CallState> state{CallState::kIdle};
   std::atomic<bool> aborted{false};

@@ -84,8 +84,7 @@ Row* claim(Row (&rows)[N], uint32_t key) {
 }  // namespace
 
 RunLogRow* RunLog::row(RunLogCommunicator& comm, CollectiveOp op, ncclDataType_t type, Reason reason) {
-  return claim(comm.rows, 1u + (static_cast<uint32_t>(op) | static_cast<uint32_t>(type) << 8 |
-                                static_cast<uint32_t>(reason) << 16));
+  return claim(comm.rows, rowKey(op, type, reason));
 }
 
 RunLogSize* RunLog::sizeRow(RunLogCommunicator& comm, CollectiveOp op, ncclDataType_t type, uint64_t bytes) {

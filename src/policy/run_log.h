@@ -171,6 +171,11 @@ class RunLog {
     field[n] = '\0';
   }
 
+  static constexpr uint32_t rowKey(CollectiveOp op, ncclDataType_t type, Reason reason) {
+    return 1u + (static_cast<uint32_t>(op) | static_cast<uint32_t>(type) << 8 |
+                 static_cast<uint32_t>(reason) << 16);
+  }
+
   // The row of (op, type, reason), made on first use; null when the communicator's rows are used up.
   static RunLogRow* row(RunLogCommunicator& comm, CollectiveOp op, ncclDataType_t type, Reason reason);
 

@@ -22,7 +22,7 @@ double medianNs(bool preload, const Environment& env) {
 void expectCheap(const char* what, const Environment& env) {
   double bare = 1e9;
   double with = 1e9;
-  for (int round = 0; round < 7; ++round) {
+  for (int round = 0; round < 15; ++round) {
     bare = std::min(bare, medianNs(false, env));
     with = std::min(with, medianNs(true, env));
     if (round >= 2 && with - bare <= kAllowedNs) break;
