@@ -184,11 +184,14 @@ void conclude(Pending& p, const std::vector<Pending>& all) {
 
 // What the link between the ranks changes, once they have met.
 void useLink(Pending& p) {
-  if (settings().mode == Mode::kShadow)
+  const LinkDefaults link = linkDefaults(settings(), p.verdict.nvlink);
+  if (p.shadow != nullptr) {
+    p.shadow->compressor().useChunks(std::min(link.chunk_bytes, settings().shadow_bytes));
     p.verdict.note =
         "every call stays exact: samples of what would be compressed run a second time, compressed";
+    return;
+  }
   if (p.compressor == nullptr) return;
-  const LinkDefaults link = linkDefaults(settings(), p.verdict.nvlink);
   p.compressor->useChunks(link.chunk_bytes);
   if (settings().mode == Mode::kNoise) {
     p.verdict.note = "nothing is compressed: results of reductions get noise of one bf16 ulp";
