@@ -20,6 +20,7 @@
 #include <vector>
 
 #include "cli/command.h"
+#include "cli/write_file.h"
 #include "meter/meter_report.h"
 #include "report/html_report.h"
 #include "report/json_report.h"
@@ -45,22 +46,6 @@ struct Options {
 int fail(const Status& status) {
   fmt::print(stderr, "halfwire analyze: {}\n", status.message());
   return 2;
-}
-
-// Writes a file whole or not at all: under a name of its own first.
-template <class Write>
-Status writeFile(const std::string& path, Write write) {
-  const std::string part = path + ".part";
-  const auto problem = [&](const char* what) {
-    return Status(StatusCode::kUnavailable, fmt::format("{}: {}: {}", path, what, std::strerror(errno)));
-  };
-  std::FILE* file = std::fopen(part.c_str(), "wb");
-  if (file == nullptr) return problem("cannot be created");
-  Status status = write(file);
-  if (std::fclose(file) != 0 && status.ok()) status = problem("cannot be written");
-  if (status.ok() && std::rename(part.c_str(), path.c_str()) != 0) status = problem("cannot be put in place");
-  if (!status.ok()) std::remove(part.c_str());
-  return status;
 }
 
 // "comm=0.52".

@@ -15,6 +15,7 @@
 
 #include "base/status.h"
 #include "cli/command.h"
+#include "cli/write_file.h"
 #include "parity/compare.h"
 #include "parity/load.h"
 #include "parity/reports.h"
@@ -76,21 +77,6 @@ class ProgressBar {
   std::chrono::steady_clock::time_point last_ = started_;
 };
 
-Status writeWhole(const std::string& path, const std::string& text) {
-  const std::string part = path + ".part";
-  const auto problem = [&](const char* what) {
-    return Status(StatusCode::kUnavailable, fmt::format("{}: {}: {}", path, what, std::strerror(errno)));
-  };
-  std::FILE* file = std::fopen(part.c_str(), "wb");
-  if (file == nullptr) return problem("cannot be created");
-  Status status;
-  if (std::fwrite(text.data(), 1, text.size(), file) != text.size()) status = problem("cannot be written");
-  if (std::fclose(file) != 0 && status.ok()) status = problem("cannot be written");
-  if (status.ok() && std::rename(part.c_str(), path.c_str()) != 0) status = problem("cannot be put in place");
-  if (!status.ok()) std::remove(part.c_str());
-  return status;
-}
-
 int run(const Options& o) {
   parity::CompareOptions options;
   bool percent = false;
@@ -146,7 +132,7 @@ int run(const Options& o) {
   bar.clear();
   const parity::Comparison comparison = parity::compareRuns(inputs, options);
   if (!o.html.empty()) {
-    const Status status = writeWhole(o.html, parity::parityHtml(comparison, inputs));
+    const Status status = writeFile(o.html, parity::parityHtml(comparison, inputs));
     if (!status.ok()) return fail(status);
   }
   const std::string text = o.json ? parity::parityJson(comparison) : parity::parityText(comparison);
