@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <nlohmann/json.hpp>
 
+#include "page/page.h"
 #include "parity/reports.h"
 
 namespace halfwire::parity {
@@ -125,19 +126,7 @@ json draw(const Comparison& c, const Inputs& inputs) {
 std::string parityHtml(const Comparison& c, const Inputs& inputs) {
   const std::string data = "{\"report\":" + parityJson(c) + ",\"draw\":" +
                            draw(c, inputs).dump(-1, ' ', false, json::error_handler_t::replace) + "}";
-  // Within a script element only "</script" and "<!--" mean anything: no "<" is left.
-  std::string safe;
-  safe.reserve(data.size());
-  for (const char ch : data) {
-    if (ch == '<') {
-      safe += "\\u003c";
-    } else {
-      safe += ch;
-    }
-  }
-  std::string html = kParityHtml;
-  const std::string mark = "/*HALFWIRE-DATA*/";
-  return html.replace(html.find(mark), mark.size(), safe);
+  return fillPage(kParityHtml, data);
 }
 
 }  // namespace halfwire::parity

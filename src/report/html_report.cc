@@ -4,6 +4,7 @@
 #include <map>
 #include <nlohmann/json.hpp>
 
+#include "page/page.h"
 #include "report/json_report.h"
 
 namespace halfwire::report {
@@ -105,22 +106,9 @@ json drawLane(const analysis::Analysis& a, const analysis::LaneReport& r) {
 std::string analyzeHtml(const analysis::Analysis& a) {
   json draw = json::array();
   for (const auto& r : a.lanes) draw.push_back(drawLane(a, r));
-  std::string data = "{\"report\":" + analyzeJson(a) +
+  const std::string data = "{\"report\":" + analyzeJson(a) +
                      ",\"draw\":" + draw.dump(-1, ' ', false, json::error_handler_t::replace) + "}";
-  // Within a script element only "</script" and "<!--" mean anything: no "<" is left.
-  std::string safe;
-  safe.reserve(data.size());
-  for (const char c : data) {
-    if (c == '<') {
-      safe += "\\u003c";
-    } else {
-      safe += c;
-    }
-  }
-  std::string html = kReportHtml;
-  const std::string mark = "/*HALFWIRE-DATA*/";
-  const size_t at = html.find(mark);
-  return html.replace(at, mark.size(), safe);
+  return fillPage(kReportHtml, data);
 }
 
 }  // namespace halfwire::report
