@@ -327,16 +327,6 @@ void run(Mesh& mesh, const CollectiveCall& call) {
       exchange(mesh, slot(call, 0), sends, receives);
       return;
     }
-    case Collective::kAlltoAll: {
-      copy(out + rank * bytes, in + rank * bytes, bytes);
-      std::vector<Piece> sends, receives;
-      for (const int p : peersOf(mesh)) {
-        sends.push_back({p, in + static_cast<size_t>(p) * bytes, bytes});
-        receives.push_back({p, out + static_cast<size_t>(p) * bytes, bytes});
-      }
-      exchange(mesh, slot(call, 0), sends, receives);
-      return;
-    }
   }
 }
 

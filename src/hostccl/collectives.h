@@ -10,7 +10,7 @@
 
 namespace halfwire::hostccl {
 
-enum class Collective : uint8_t { kAllReduce, kReduceScatter, kAllGather, kBroadcast, kReduce, kAlltoAll };
+enum class Collective : uint8_t { kAllReduce, kReduceScatter, kAllGather, kBroadcast, kReduce };
 
 // One call, as NCCL takes it. `count` is what the NCCL function calls its count.
 struct CollectiveCall {

@@ -259,7 +259,9 @@ TEST_P(Ranks, MoveEveryType) {
         const size_t bytes = count * width;
         const DeviceBuffer in(filled(type, self.rank, count * ranks));
         const DeviceBuffer gathered(bytes * ranks), gathered_in_place(bytes * ranks),
-            exchanged(bytes * ranks), received(bytes), sent(filled(type, self.rank, count)), root_copy(bytes);
+            exchanged(bytes * ranks), received(bytes), sent(filled(type, self.rank, count)), root_copy(bytes),
+            at_root(bytes * ranks), at_root_in_place(bytes * ranks), scattered(bytes),
+            scattered_in_place(filled(type, self.rank, count * ranks));
         std::memcpy(gathered_in_place.at(rank * bytes), in.data, bytes);
         OK(ncclAllGather(in.data, gathered.data, count, type, comm, stream));
         OK(ncclAllGather(gathered_in_place.at(rank * bytes), gathered_in_place.data, count, type, comm,
@@ -269,6 +271,15 @@ TEST_P(Ranks, MoveEveryType) {
         OK(ncclBroadcast(self.rank == root ? in.data : nullptr, root_copy.data, count, type, root, comm,
                          stream));
         OK(ncclBcast(sent.data, count, type, root, comm, stream));
+        const bool is_root = self.rank == root;
+        OK(ncclGather(in.data, is_root ? at_root.data : nullptr, count, type, root, comm, stream));
+        OK(ncclScatter(is_root ? in.data : nullptr, scattered.data, count, type, root, comm, stream));
+        // In place: the root's own part lies where it belongs.
+        std::memcpy(at_root_in_place.at(rank * bytes), in.data, bytes);
+        OK(ncclGather(at_root_in_place.at(rank * bytes), at_root_in_place.data, count, type, root, comm,
+                      stream));
+        OK(ncclScatter(scattered_in_place.data, scattered_in_place.at(rank * bytes), count, type, root, comm,
+                       stream));
         OK(ncclGroupStart());
         OK(ncclSend(in.data, count, type, (self.rank + 1) % self.size, comm, stream));
         OK(ncclRecv(received.data, count, type, (self.rank + self.size - 1) % self.size, comm, stream));
@@ -279,7 +290,14 @@ TEST_P(Ranks, MoveEveryType) {
           EXPECT_EQ(std::memcmp(gathered.at(r * bytes), theirs.data(), bytes), 0);
           EXPECT_EQ(std::memcmp(gathered_in_place.at(r * bytes), theirs.data(), bytes), 0);
           EXPECT_EQ(std::memcmp(exchanged.at(r * bytes), theirs.data() + rank * bytes, bytes), 0);
+          if (is_root) {
+            EXPECT_EQ(std::memcmp(at_root.at(r * bytes), theirs.data(), bytes), 0);
+            EXPECT_EQ(std::memcmp(at_root_in_place.at(r * bytes), theirs.data(), bytes), 0);
+          }
           if (static_cast<int>(r) == root) {
+            EXPECT_EQ(std::memcmp(scattered.data, theirs.data() + rank * bytes, bytes), 0);
+            EXPECT_EQ(std::memcmp(scattered_in_place.at(rank * bytes), theirs.data() + rank * bytes, bytes),
+                      0);
             EXPECT_EQ(std::memcmp(root_copy.data, theirs.data(), bytes), 0);
             EXPECT_EQ(std::memcmp(sent.data, theirs.data(), bytes), 0);
           }

@@ -28,11 +28,7 @@ Batch& Group::batchOf(const std::shared_ptr<Communicator>& communicator, cudaStr
 
 void Group::add(const std::shared_ptr<Communicator>& communicator, const CollectiveCall& call,
                 cudaStream_t stream) {
-  // NCCL makes AlltoAll of sends and receives, which a group runs behind its collectives.
-  auto& calls = batchOf(communicator, stream).collectives;
-  const auto exchanges =
-      std::find_if(calls.begin(), calls.end(), [](const auto& c) { return c.kind == Collective::kAlltoAll; });
-  calls.insert(call.kind == Collective::kAlltoAll ? calls.end() : exchanges, call);
+  batchOf(communicator, stream).collectives.push_back(call);
 }
 
 void Group::add(const std::shared_ptr<Communicator>& communicator, const PointToPoint& call,

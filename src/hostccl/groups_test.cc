@@ -119,6 +119,44 @@ TEST(Groups, CollectivesBeforePointToPoint) {
   });
 }
 
+// AlltoAll, Gather and Scatter are sends and receives: between two ranks they keep their place among the
+// program's own messages, whoever groups them with those.
+TEST(Groups, ExchangesKeepTheirPlaceAmongMessages) {
+  runRanks(3, [](Rank& self) {
+    const ncclComm_t comm = self.world();
+    const cudaStream_t stream = Rank::stream();
+    const auto me = static_cast<float>(self.rank);
+    const int after = (self.rank + 1) % 3, before = (self.rank + 2) % 3;
+    Floats parts(3 * kBig), received(kBig), gathered(3 * kBig), scattered(kBig), exchanged(3 * kBig);
+    for (size_t p = 0; p < 3; ++p) std::fill_n(parts.data + p * kBig, kBig, 10 * me + static_cast<float>(p));
+    const auto is = [](const float* data, float value) {
+      return std::all_of(data, data + kBig, [=](float x) { return x == value; });
+    };
+    for (int root = 0; root < 3; ++root) {
+      if (self.rank == root) OK(ncclGroupStart());
+      OK(ncclGroupStart());
+      OK(ncclSend(parts.data, kBig, ncclFloat32, after, comm, stream));
+      OK(ncclRecv(received.data, kBig, ncclFloat32, before, comm, stream));
+      OK(ncclGroupEnd());
+      OK(ncclGather(parts.data + kBig, gathered.data, kBig, ncclFloat32, root, comm, stream));
+      OK(ncclAlltoAll(parts.data, exchanged.data, kBig, ncclFloat32, comm, stream));
+      OK(ncclScatter(parts.data, scattered.data, kBig, ncclFloat32, root, comm, stream));
+      if (self.rank == root) OK(ncclGroupEnd());
+      OK(cudaStreamSynchronize(stream));
+      EXPECT_TRUE(is(received.data, 10 * static_cast<float>(before)));
+      EXPECT_TRUE(is(scattered.data, 10 * static_cast<float>(root) + me));
+      for (size_t p = 0; p < 3; ++p) {
+        const auto theirs = 10 * static_cast<float>(p);
+        EXPECT_TRUE(is(exchanged.data + p * kBig, theirs + me));
+        if (self.rank == root) {
+          EXPECT_TRUE(is(gathered.data + p * kBig, theirs + 1));
+        }
+      }
+    }
+    OK(ncclCommDestroy(comm));
+  });
+}
+
 // Sends to oneself, several messages to one peer (matched in order), uneven sizes, none at all.
 TEST(Groups, ManyMessages) {
   runRanks(3, [](Rank& self) {
@@ -441,6 +479,11 @@ TEST(Arguments, AreCheckedAsNcclDoes) {
     EXPECT_EQ(ncclBroadcast(x.data, x.data, 1, ncclFloat32, 1, comm, stream), ncclInvalidArgument);
     EXPECT_EQ(ncclReduce(x.data, x.data, 1, ncclFloat32, ncclSum, -1, comm, stream), ncclInvalidArgument);
     EXPECT_EQ(ncclSend(x.data, 1, ncclFloat32, 1, comm, stream), ncclInvalidArgument);
+    EXPECT_EQ(ncclGather(x.data, x.data, 1, ncclFloat32, 1, comm, stream), ncclInvalidArgument);
+    EXPECT_EQ(ncclScatter(x.data, x.data, 1, ncclFloat32, -1, comm, stream), ncclInvalidArgument);
+    EXPECT_EQ(ncclGather(x.data, nullptr, 1, ncclFloat32, 0, comm, stream), ncclInvalidArgument);
+    EXPECT_EQ(ncclScatter(nullptr, x.data, 1, ncclFloat32, 0, comm, stream), ncclInvalidArgument);
+    OK(ncclGather(nullptr, nullptr, 0, ncclFloat32, 0, comm, stream));
     EXPECT_EQ(ncclAllReduce(x.data, x.data, 1, ncclFloat8e4m3, ncclSum, comm, stream), ncclInvalidArgument);
     EXPECT_EQ(ncclGroupEnd(), ncclInvalidUsage);
     OK(ncclAllReduce(nullptr, nullptr, 0, ncclFloat32, ncclSum, comm, stream));
@@ -490,13 +533,14 @@ void namesBody(Rank&) {
                            "ncclGetVersion",     "ncclGetLastError",
                            "ncclGetErrorString", "ncclRedOpCreatePreMulSum",
                            "ncclRedOpDestroy",   "ncclMemAlloc",
-                           "ncclMemFree"}) {
+                           "ncclMemFree",        "ncclGather",
+                           "ncclScatter"}) {
     EXPECT_EQ(dlsym(self, name), dlsym(self, (std::string("p") + name).c_str())) << name;
   }
   void* handle = nullptr;
   EXPECT_EQ(ncclCommRegister(nullptr, nullptr, 0, &handle), ncclInvalidUsage);
   EXPECT_STREQ(ncclGetLastError(nullptr), "ncclCommRegister is not implemented by the host engine");
-  EXPECT_EQ(pncclGather(nullptr, nullptr, 0, ncclInt8, 0, nullptr, nullptr), ncclInvalidUsage);
+  EXPECT_EQ(pncclCommRevoke(nullptr, 0), ncclInvalidUsage);
   EXPECT_EQ(reinterpret_cast<ncclResult_t (*)()>(dlsym(self, "ncclTeamWorld"))(), ncclInvalidUsage);
   // Ends the group, as in NCCL, although it refuses.
   OK(ncclGroupStart());

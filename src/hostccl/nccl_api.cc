@@ -232,6 +232,44 @@ ncclResult_t pointToPoint(const char* function, ncclComm_t comm, cudaStream_t st
   });
 }
 
+// What NCCL makes of sends and receives: a group runs them with these, behind its collectives, and they match
+// in order with the program's own between the same two ranks.
+enum class Exchange { kAlltoAll, kGather, kScatter };
+
+ncclResult_t exchange(const char* function, Exchange kind, const void* send, void* receive, size_t count,
+                      ncclDataType_t type, int root, ncclComm_t comm, cudaStream_t stream) {
+  return grouped([&](Group& group) -> Outcome {
+    std::shared_ptr<Communicator> communicator;
+    if (Outcome o = usableComm(function, comm, &communicator); !o.ok()) return o;
+    const int ranks = communicator->size();
+    if (kind != Exchange::kAlltoAll && (root < 0 || root >= ranks)) {
+      return invalid(function, "root " + std::to_string(root) + " is not a rank of the communicator");
+    }
+    const bool at_root = root == communicator->rank();
+    const bool sends_parts = kind == Exchange::kAlltoAll || (kind == Exchange::kScatter && at_root);
+    const bool takes_parts = kind == Exchange::kAlltoAll || (kind == Exchange::kGather && at_root);
+    const size_t width = ncclTypeBytes(type);
+    if (Outcome o =
+            checkBuffers(function, count, width, send, receive, sends_parts || kind == Exchange::kGather,
+                         takes_parts || kind == Exchange::kScatter);
+        !o.ok()) {
+      return o;
+    }
+    if (count == 0) return {};
+    const size_t bytes = count * width;
+    auto* const from = static_cast<char*>(const_cast<void*>(send));
+    auto* const to = static_cast<char*>(receive);
+    for (int p = 0; p < ranks; ++p) {
+      const size_t at = static_cast<size_t>(p) * bytes;
+      if (sends_parts) group.add(communicator, PointToPoint{true, from + at, bytes, p}, stream);
+      if (takes_parts) group.add(communicator, PointToPoint{false, to + at, bytes, p}, stream);
+    }
+    if (kind == Exchange::kGather) group.add(communicator, PointToPoint{true, from, bytes, root}, stream);
+    if (kind == Exchange::kScatter) group.add(communicator, PointToPoint{false, to, bytes, root}, stream);
+    return {};
+  });
+}
+
 }  // namespace
 
 ncclResult_t refuse(const char* function) {
@@ -481,8 +519,17 @@ ncclResult_t ncclAllGather(const void* send, void* receive, size_t count, ncclDa
 
 ncclResult_t ncclAlltoAll(const void* send, void* receive, size_t count, ncclDataType_t type, ncclComm_t comm,
                           cudaStream_t stream) {
-  return collective("ncclAlltoAll", comm, stream, {Collective::kAlltoAll, send, receive, count, type},
-                    nullptr);
+  return exchange("ncclAlltoAll", Exchange::kAlltoAll, send, receive, count, type, 0, comm, stream);
+}
+
+ncclResult_t ncclGather(const void* send, void* receive, size_t count, ncclDataType_t type, int root,
+                        ncclComm_t comm, cudaStream_t stream) {
+  return exchange("ncclGather", Exchange::kGather, send, receive, count, type, root, comm, stream);
+}
+
+ncclResult_t ncclScatter(const void* send, void* receive, size_t count, ncclDataType_t type, int root,
+                         ncclComm_t comm, cudaStream_t stream) {
+  return exchange("ncclScatter", Exchange::kScatter, send, receive, count, type, root, comm, stream);
 }
 
 ncclResult_t ncclReduce(const void* send, void* receive, size_t count, ncclDataType_t type, ncclRedOp_t op,
@@ -568,6 +615,8 @@ HALFWIRE_TWIN(ncclAllReduce)
 HALFWIRE_TWIN(ncclReduceScatter)
 HALFWIRE_TWIN(ncclAllGather)
 HALFWIRE_TWIN(ncclAlltoAll)
+HALFWIRE_TWIN(ncclGather)
+HALFWIRE_TWIN(ncclScatter)
 HALFWIRE_TWIN(ncclSend)
 HALFWIRE_TWIN(ncclRecv)
 HALFWIRE_TWIN(ncclGroupStart)
