@@ -23,6 +23,7 @@ parser.add_argument("--products", type=int, default=24, help="matrix products of
 parser.add_argument("--mib", type=float, default=4.0, help="MiB of bf16 that a stage reduces or gathers")
 parser.add_argument("--share-gpu", action="store_true", help="all ranks use GPU 0")
 parser.add_argument("--json", metavar="FILE", help="rank 0 writes its figures here")
+parser.add_argument("--trace", metavar="FILE", help="rank 0 profiles 8 more steps, for `halfwire analyze`")
 options = parser.parse_args()
 
 rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
@@ -124,6 +125,18 @@ class Step:
         self.compute.synchronize()
 
 
+def profile(step, path):
+    # Without these events a trace does not say which stream waited for what.
+    waits = torch._C._profiler._ExperimentalConfig(enable_cuda_sync_events=True)
+    activities = [torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]
+    with torch.profiler.profile(activities=activities if rank == 0 else activities[:1], experimental_config=waits) as p:
+        for number in range(8):
+            with torch.profiler.record_function(f"ProfilerStep#{number}"):
+                step.run()
+    if rank == 0:
+        p.export_chrome_trace(path)
+
+
 def main():
     torch.cuda.set_device(0 if options.share_gpu else int(os.environ.get("LOCAL_RANK", 0)))
     dist.init_process_group("nccl")
@@ -137,6 +150,8 @@ def main():
         step.run()
         times.append((time.perf_counter() - start) * 1e3)
     halfwire_step()
+    if options.trace:
+        profile(step, options.trace)
     if rank == 0:
         figures = {"preset": options.preset, "schedule": options.schedule, "ranks": world,
                    "step_ms": statistics.median(times[WARMUP:])}

@@ -8,6 +8,7 @@ namespace {
 constexpr uint64_t kAlignment = 256;
 // Samples that may wait to be read; a sample is read at a later call, by when it is long done.
 constexpr size_t kRecords = 32;
+constexpr uint64_t kMeetingBytes = 8;
 
 ncclResult_t failed(const Status& status, std::string* error) {
   *error = status.message();
@@ -28,7 +29,8 @@ Compressor::Config compressorConfig(const Shadow::Config& config) {
 }  // namespace
 
 uint64_t Shadow::scratchHeld() const {
-  return compressor_->scratchHeld() + 3 * roundUp(config_.bytes, kAlignment) + kAlignment;
+  return compressor_->scratchHeld() + 3 * roundUp(config_.bytes, kAlignment) + kAlignment +
+         config_.compressor.ranks * kMeetingBytes;
 }
 
 void Shadow::drop() {
@@ -56,6 +58,10 @@ Result<std::unique_ptr<Shadow>> Shadow::create(const NcclApi* api, Device* devic
   void* sums = nullptr;
   if (Status status = device->allocate(sizeof(ErrorSums), &sums); !status.ok()) return status;
   s->sums_ = static_cast<ErrorSums*>(sums);
+  void* meeting = nullptr;
+  if (Status status = device->allocate(config.compressor.ranks * kMeetingBytes, &meeting); !status.ok())
+    return status;
+  s->meeting_ = static_cast<char*>(meeting);
   if (Status status = device->createStream(&s->stream_); !status.ok()) return status;
   for (EventHandle* event : {&s->kept_event_, &s->done_}) {
     if (Status status = device->createEvent(event); !status.ok()) return status;
@@ -87,8 +93,9 @@ Shadow::~Shadow() {
   for (const EventHandle event : {kept_event_, done_}) {
     if (event != nullptr) device_->destroyEvent(event);
   }
-  for (void* memory : {static_cast<void*>(input_), static_cast<void*>(exact_),
-                       static_cast<void*>(compressed_), static_cast<void*>(sums_)}) {
+  for (void* memory :
+       {static_cast<void*>(input_), static_cast<void*>(exact_), static_cast<void*>(compressed_),
+        static_cast<void*>(sums_), static_cast<void*>(meeting_)}) {
     if (memory != nullptr) device_->release(memory);
   }
 }
@@ -165,6 +172,14 @@ CompressedCall Shadow::copied(const Kept& kept) const {
   return call;
 }
 
+// Ranks leave the exact call at different times: without a meeting of all of them a compressed run would be
+// timed with the wait for the last.
+ncclResult_t Shadow::meet() {
+  const char* mine = meeting_ + config_.compressor.rank * kMeetingBytes;
+  return api_->ncclAllGather(mine, meeting_, kMeetingBytes, ncclUint8, config_.compressor.comm,
+                             static_cast<cudaStream_t>(stream_));
+}
+
 Status Shadow::openCompressed(Kept& kept) {
   compressor_->useFormat(kept.format);
   if (kept.record == nullptr) return {};
@@ -225,6 +240,19 @@ ncclResult_t runShadows(std::span<Shadow* const> members, CallGate& gate, std::s
   }
   ncclResult_t result = ncclSuccess;
   for (size_t i = 0; i < most && result == ncclSuccess; ++i) {
+    if (!gate.enter()) {
+      *error = "the communicator was aborted while a sample was being enqueued";
+      return ncclRemoteError;
+    }
+    const NcclApi* api = members.front()->api_;
+    result = api->ncclGroupStart();
+    for (Shadow* s : members) {
+      if (result == ncclSuccess && i < s->pending_.size()) result = s->meet();
+    }
+    const ncclResult_t end = api->ncclGroupEnd();
+    gate.leave();
+    if (result == ncclSuccess) result = end;
+    if (result != ncclSuccess) break;
     std::vector<CompressedCall> calls;
     calls.reserve(members.size());
     std::vector<CompressedTurn> turns;

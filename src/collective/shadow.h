@@ -92,6 +92,7 @@ class Shadow {
   uint64_t outputElements(const CompressedCall& call) const;
   Status closeExact(Kept& kept);
   CompressedCall copied(const Kept& kept) const;
+  ncclResult_t meet();
   Status openCompressed(Kept& kept);
   Status compareWith(Kept& kept);
   bool read(Record& record);
@@ -105,6 +106,7 @@ class Shadow {
   char* exact_ = nullptr;
   char* compressed_ = nullptr;
   ErrorSums* sums_ = nullptr;  // device memory
+  char* meeting_ = nullptr;    // where the ranks meet before a compressed run
   StreamHandle stream_ = nullptr;
   EventHandle kept_event_ = nullptr;
   EventHandle done_ = nullptr;  // the buffers are free

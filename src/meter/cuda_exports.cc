@@ -392,9 +392,19 @@ extern "C" __attribute__((visibility("default"))) const halfwire::meter::MeterHo
                 (cudaStream_t stream, cudaHostFn_t function, void* argument),                         \
                 launchHost(v, real.get(), p, stream, function, argument))
 
+// What nvcc makes of <<<>>> calls cudaLaunchKernel up to CUDA 12, and __cudaLaunchKernel with a kernel's
+// handle from 13 on.
 #define HALFWIRE_CUDA_KERNELS(tag, node, at, p, s)                                                       \
   HALFWIRE_CUDA(                                                                                         \
       tag, node, at, p, cudaLaunchKernel##s, LaunchFunction,                                             \
+      (const void* function, Dim3 grid, Dim3 block, void** args, size_t shared, cudaStream_t stream),    \
+      launch(real.get(), p, function, grid, block, args, shared, stream))                                \
+  HALFWIRE_CUDA(                                                                                         \
+      tag, node, at, p, __cudaLaunchKernel##s, LaunchFunction,                                           \
+      (const void* kernel, Dim3 grid, Dim3 block, void** args, size_t shared, cudaStream_t stream),      \
+      launch(real.get(), p, kernel, grid, block, args, shared, stream))                                  \
+  HALFWIRE_CUDA(                                                                                         \
+      tag, node, at, p, cudaLaunchCooperativeKernel##s, LaunchFunction,                                  \
       (const void* function, Dim3 grid, Dim3 block, void** args, size_t shared, cudaStream_t stream),    \
       launch(real.get(), p, function, grid, block, args, shared, stream))                                \
   HALFWIRE_CUDA(tag, node, at, p, cudaLaunchKernelExC##s, LaunchExFunction,                              \

@@ -43,6 +43,15 @@ Tracker::Stream& Tracker::stream(StreamKey key) {
   return *free;
 }
 
+Tracker::Stream* Tracker::known(StreamKey key) {
+  const size_t first = hashOf(key) % kStreams;
+  for (size_t i = 0; i < kProbe; ++i) {
+    Stream& s = (*streams_)[(first + i) % kStreams];
+    if (s.key == key) return &s;
+  }
+  return nullptr;
+}
+
 Tracker::Event* Tracker::event(EventKey key, bool make) {
   const size_t first = hashOf(key) % kEvents;
   Event* free = nullptr;
@@ -95,10 +104,12 @@ void Tracker::onCopy(StreamKey key) {
 void Tracker::onRecord(EventKey event_key, StreamKey stream_key) {
   const Stream& s = stream(stream_key);
   const CollectiveId mark = s.compute() ? 0 : s.mark;
-  Event* e = event(event_key, s.behind != 0);
+  // Where no collective was ever seen, a record is noted only while its stream may turn out to feed one.
+  Event* e = event(event_key, s.behind != 0 || (s.kind == Kind::kUndecided && !s.compute()));
   if (e == nullptr) return;
   e->mark = mark;
   e->behind = s.behind;
+  e->source = stream_key;
 }
 
 CollectiveId Tracker::onWait(StreamKey stream_key, EventKey event_key) {
@@ -106,6 +117,11 @@ CollectiveId Tracker::onWait(StreamKey stream_key, EventKey event_key) {
   if (e == nullptr) return 0;
   Stream& s = stream(stream_key);
   s.behind = std::max(s.behind, e->behind);
+  // What a relay brings is a collective that the stream is not behind already.
+  if (s.kind == Kind::kCommunication && e->source != stream_key && e->mark <= s.mark) {
+    Stream* source = known(e->source);
+    if (source != nullptr) source->feeds = true;
+  }
   if (s.compute()) return e->mark;
   s.mark = std::max(s.mark, e->mark);
   return 0;

@@ -2,9 +2,12 @@
 // calls, with no CUDA in it. Calls are given in the order in which the host makes them.
 //
 // A stream is a communication stream if its first collective came before any noteworthy work on it, and a
-// compute stream once it has run kernels and is no communication stream. Streams that did neither are relays.
-// Marks, "behind collective N", pass from record to wait through communication streams and relays, and end at
-// compute streams, whose own work is then what others wait for. docs/meter.md says what this rule misses.
+// compute stream once it has run kernels and is no communication stream. Kernels that are launched through
+// the driver are not seen: a stream for which a communication stream waits without coming behind another
+// collective by it has made what is sent, and is a compute stream too. Streams that did none of this are
+// relays. Marks, "behind collective N", pass from record to wait through communication streams and relays,
+// and end at compute streams, whose own work is then what others wait for. docs/meter.md says what this rule
+// misses.
 #pragma once
 
 #include <array>
@@ -64,14 +67,19 @@ class Tracker {
     CollectiveId mark = 0;    // what a record here would be behind
     CollectiveId behind = 0;  // the last collective before this point, whatever ran since
     uint64_t used = 0;        // when last, to forget the oldest
-    bool compute() const { return kind == Kind::kCompute || (kind == Kind::kUndecided && launches > 0); }
+    bool feeds = false;       // a communication stream waited for it
+    bool compute() const {
+      return kind == Kind::kCompute || (kind == Kind::kUndecided && (launches > 0 || feeds));
+    }
   };
   struct Event {
     EventKey key = 0;
     CollectiveId mark = 0;
     CollectiveId behind = 0;
+    StreamKey source = 0;
   };
   Stream& stream(StreamKey key);
+  Stream* known(StreamKey key);
   Event* event(EventKey key, bool make);
   CollectiveId hostWait(CollectiveId behind);
 

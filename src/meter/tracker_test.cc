@@ -3,7 +3,9 @@
 
 #include <gtest/gtest.h>
 
+#include <map>
 #include <random>
+#include <utility>
 #include <vector>
 
 namespace halfwire::meter {
@@ -46,6 +48,25 @@ TEST(Tracker, RelaysAndCommunicationStreamsPassMarksOn) {
   t.onWait(kComm, kF);
   t.onRecord(kE, kComm);
   EXPECT_EQ(t.onWait(kA, kE), 2u) << "the last enqueued answers for all";
+}
+
+TEST(Tracker, AStreamThatFeedsCollectivesComputesThoughNoKernelIsSeen) {
+  Tracker t;
+  t.onCollective(kComm, 1);
+  t.onRecord(kE, kComm);
+  EXPECT_EQ(t.onWait(kA, kE), 0u) << "so far it is a relay";
+  t.onRecord(kF, kA);
+  EXPECT_EQ(t.onWait(kComm, kF), 0u);  // its own collective back: there must be work of A's behind it
+  t.onCollective(kComm, 2);
+  t.onRecord(kE, kComm);
+  EXPECT_EQ(t.onWait(kA, kE), 2u);
+  // What brings another stream's collective may be no more than a relay.
+  t.onCollective(kC, 3);
+  t.onRecord(kE, kC);
+  EXPECT_EQ(t.onWait(kRelay, kE), 0u);
+  t.onRecord(kF, kRelay);
+  EXPECT_EQ(t.onWait(kComm, kF), 0u);
+  EXPECT_EQ(t.onWait(kRelay, kE), 0u);
 }
 
 TEST(Tracker, ACopyEndsARelay) {
@@ -144,6 +165,11 @@ class Oracle {
   enum class Role { kRelay, kCompute, kCommunication };
   // Of `stream` before operation `at`.
   Role role(size_t stream, size_t at) const {
+    const auto known = roles_.find({stream, at});
+    if (known != roles_.end()) return known->second;
+    return roles_[{stream, at}] = findRole(stream, at);
+  }
+  Role findRole(size_t stream, size_t at) const {
     uint64_t launches = 0;
     for (size_t i = 0; i < at; ++i) {
       const Operation& op = history_[i];
@@ -152,7 +178,23 @@ class Oracle {
       if (op.what == What::kCollective)
         return launches >= kComputeLaunches ? Role::kCompute : Role::kCommunication;
     }
-    return launches > 0 ? Role::kCompute : Role::kRelay;
+    return launches > 0 || feeds(stream, at) ? Role::kCompute : Role::kRelay;
+  }
+
+  // Whether a communication stream waited for `stream` and came behind no other collective by it.
+  bool feeds(size_t stream, size_t at) const {
+    for (size_t i = 0; i < at; ++i) {
+      const Operation& op = history_[i];
+      if (op.what != What::kWait || op.stream == stream || role(op.stream, i) != Role::kCommunication)
+        continue;
+      size_t record = i;
+      while (record > 0 &&
+             (history_[record - 1].what != What::kRecord || history_[record - 1].event != op.event))
+        --record;
+      if (record == 0 || history_[record - 1].stream != stream) continue;
+      if (mark(stream, record - 1) <= mark(op.stream, i)) return true;
+    }
+    return false;
   }
 
   // What a record on `stream` as operation `at` would be behind.
@@ -192,6 +234,7 @@ class Oracle {
 
  private:
   std::vector<Operation> history_;
+  mutable std::map<std::pair<size_t, size_t>, Role> roles_;
 };
 
 TEST(Tracker, RandomSchedulesAgreeWithTheOracle) {
