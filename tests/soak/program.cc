@@ -141,13 +141,15 @@ class Generator {
       op.kind = what < 40   ? OpKind::kAllReduce
                 : what < 60 ? OpKind::kReduceScatter
                 : what < 75 ? OpKind::kAllGather
-                : what < 83 ? OpKind::kBroadcast
-                : what < 91 ? OpKind::kReduce
-                            : OpKind::kAlltoAll;
+                : what < 81 ? OpKind::kBroadcast
+                : what < 87 ? OpKind::kReduce
+                : what < 92 ? OpKind::kAlltoAll
+                : what < 96 ? OpKind::kGather
+                            : OpKind::kScatter;
     }
     op.type = kTypes[random_.between(0, std::size(kTypes) - 1)];
     const bool parts =
-        op.kind == OpKind::kReduceScatter || op.kind == OpKind::kAllGather || op.kind == OpKind::kAlltoAll;
+        op.kind == OpKind::kReduceScatter || op.kind == OpKind::kAllGather || isExchange(op.kind);
     const uint64_t copies = static_cast<uint64_t>(ranks) * (parts ? static_cast<uint64_t>(ranks) : 1);
     const uint64_t left = kBudget > used_ ? (kBudget - used_) / copies : 64;
     op.count = pickCount(ranks, std::min(std::max<uint64_t>(left, 64),
@@ -166,12 +168,13 @@ class Generator {
     return op.id;
   }
 
-  // Tiny chunks cut a message into passes that cost a group of messages each, and a random delay for every queue
-  // entry: some hundreds are enough. Where passes overlap, four of them share a chunk.
+  // Tiny chunks cut a message into passes that cost a group of messages each, and a random delay for every
+  // queue entry: some hundreds are enough. Where passes overlap, four of them share a chunk.
   uint64_t passLimit(ncclDataType_t type) const {
     const std::string& chunk = program_.settings.at("HALFWIRE_CHUNK_BYTES");
     if (chunk != "1KiB" && chunk != "4KiB") return kLargest;
-    const uint64_t pass = (chunk == "1KiB" ? 1024 : 4096) / (program_.settings.at("HALFWIRE_OVERLAP") == "off" ? 1 : 4);
+    const uint64_t pass =
+        (chunk == "1KiB" ? 1024 : 4096) / (program_.settings.at("HALFWIRE_OVERLAP") == "off" ? 1 : 4);
     return pass * 200 / ncclTypeBytes(type);
   }
 
@@ -206,13 +209,16 @@ class Generator {
     p.send_offset = random_.chance(50) ? 0 : static_cast<uint32_t>(random_.between(1, 15));
     p.recv_offset = random_.chance(50) ? 0 : static_cast<uint32_t>(random_.between(1, 15));
     p.device_scalar = random_.chance(50);
-    p.null_recv = op.kind == OpKind::kReduce && rank != op.root && !p.in_place && random_.chance(30);
+    const bool other = rank != op.root && random_.chance(30);
+    p.null_recv = (op.kind == OpKind::kReduce || op.kind == OpKind::kGather) && other && !p.in_place;
+    p.null_send = (op.kind == OpKind::kBroadcast || op.kind == OpKind::kScatter) && other && !p.in_place;
+    p.old_name = op.kind == OpKind::kBroadcast && p.in_place && random_.chance(50);
     return p;
   }
 
   void makeStep() {
-    // The step's operations in canonical order: communicator by communicator; collectives, then AlltoAll
-    // (which NCCL builds from sends and receives), then point-to-point.
+    // The step's operations in canonical order: communicator by communicator; collectives, then everything
+    // that is made of sends and receives.
     const bool wide = random_.chance(55);
     std::vector<int> comms(program_.comms.size());
     for (size_t i = 0; i < comms.size(); ++i) comms[i] = static_cast<int>(i);
@@ -228,9 +234,13 @@ class Generator {
                                               : 0;
       std::vector<int> ops;
       for (int i = 0; i < collectives; ++i) ops.push_back(addOp(comm, false));
-      std::stable_partition(ops.begin(), ops.end(),
-                            [&](int id) { return program_.ops[id].kind != OpKind::kAlltoAll; });
-      for (int i = 0; i < messages; ++i) ops.push_back(addOp(comm, true));
+      const auto exchanges = std::stable_partition(
+          ops.begin(), ops.end(), [&](int id) { return !isExchange(program_.ops[id].kind); });
+      std::vector<int> mixed(exchanges, ops.end());
+      ops.erase(exchanges, ops.end());
+      for (int i = 0; i < messages; ++i) mixed.push_back(addOp(comm, true));
+      random_.shuffle(&mixed);
+      ops.insert(ops.end(), mixed.begin(), mixed.end());
       canonical.insert(canonical.end(), ops.begin(), ops.end());
     }
     // NCCL sorts and aggregates the collectives that a group holds of one communicator, so where there are
@@ -238,8 +248,7 @@ class Generator {
     std::vector<int> collectives(program_.comms.size(), 0);
     for (const int id : canonical) {
       const Op& op = program_.ops[id];
-      if (op.count > 0 && op.kind != OpKind::kSendRecv && op.kind != OpKind::kAlltoAll)
-        ++collectives[op.comm];
+      if (op.count > 0 && op.kind != OpKind::kSendRecv && !isExchange(op.kind)) ++collectives[op.comm];
     }
     const bool nobody = random_.chance(12);
     Step step;
@@ -291,7 +300,7 @@ class Generator {
   }
 
   // Random swaps of neighbours that keep what has to be kept: the order of collectives of a communicator, of
-  // AlltoAll before messages, of messages between two ranks, and of the communicators' first calls.
+  // messages between two ranks, and of the communicators' first calls.
   void shuffleGroup(RankStep* step) {
     if (step->order.size() < 2) return;
     for (size_t i = 0; i < step->order.size() * 6; ++i) {
@@ -325,11 +334,17 @@ class Generator {
     const Op& a = program_.ops[step.order[at]];
     const Op& b = program_.ops[step.order[at + 1]];
     if (a.comm != b.comm) return true;
-    const bool a_message = a.kind == OpKind::kSendRecv;
-    const bool b_message = b.kind == OpKind::kSendRecv;
+    const bool a_message = isMessage(a);
+    const bool b_message = isMessage(b);
     if (!a_message && !b_message) return false;
-    if (a_message && b_message) return a.id == b.id || !(a.root == b.root && a.peer == b.peer);
-    return (a_message ? b : a).kind != OpKind::kAlltoAll;
+    if (!a_message || !b_message || a.id == b.id) return true;
+    const int ranks = static_cast<int>(program_.comms[a.comm].members.size());
+    for (int from = 0; from < ranks; ++from) {
+      for (int to = 0; to < ranks; ++to) {
+        if (sendsBetween(a, from, to) && sendsBetween(b, from, to)) return false;
+      }
+    }
+    return true;
   }
 
   Random random_;
@@ -345,8 +360,8 @@ const char* redOpName(RedOp redop) {
 }  // namespace
 
 const char* opKindName(OpKind kind) {
-  static constexpr const char* kNames[] = {"AllReduce", "ReduceScatter", "AllGather", "Broadcast",
-                                           "Reduce",    "AlltoAll",      "Send/Recv"};
+  static constexpr const char* kNames[] = {"AllReduce", "ReduceScatter", "AllGather", "Broadcast", "Reduce",
+                                           "AlltoAll",  "Gather",        "Scatter",   "Send/Recv"};
   return kNames[static_cast<int>(kind)];
 }
 
@@ -354,6 +369,21 @@ int Program::rankIn(int comm, int job_rank) const {
   const auto& members = comms[comm].members;
   const auto found = std::find(members.begin(), members.end(), job_rank);
   return found == members.end() ? -1 : static_cast<int>(found - members.begin());
+}
+
+bool sendsBetween(const Op& op, int from, int to) {
+  switch (op.kind) {
+    case OpKind::kAlltoAll:
+      return true;
+    case OpKind::kGather:
+      return to == op.root;
+    case OpKind::kScatter:
+      return from == op.root;
+    case OpKind::kSendRecv:
+      return from == op.root && to == op.peer;
+    default:
+      return false;
+  }
 }
 
 Program generateProgram(uint64_t seed, const GenerateOptions& options) {
@@ -369,6 +399,8 @@ uint64_t sendElements(const Program& program, const Op& op, int comm_rank) {
     case OpKind::kBroadcast:
     case OpKind::kSendRecv:
       return comm_rank == op.root ? op.count : 0;
+    case OpKind::kScatter:
+      return comm_rank == op.root ? op.count * ranks : 0;
     default:
       return op.count;
   }
@@ -380,6 +412,8 @@ uint64_t recvElements(const Program& program, const Op& op, int comm_rank) {
     case OpKind::kAllGather:
     case OpKind::kAlltoAll:
       return op.count * ranks;
+    case OpKind::kGather:
+      return comm_rank == op.root ? op.count * ranks : 0;
     case OpKind::kSendRecv:
       return comm_rank == op.peer ? op.count : 0;
     default:
@@ -423,7 +457,9 @@ std::string describeOp(const Program& program, const Op& op) {
       op.kind == OpKind::kAllReduce || op.kind == OpKind::kReduceScatter || op.kind == OpKind::kReduce;
   if (reduces) text << " " << redOpName(op.redop);
   for (const double scalar : op.scalars) text << " *" << scalar;
-  if (op.kind == OpKind::kBroadcast || op.kind == OpKind::kReduce) text << " root " << op.root;
+  if (op.kind == OpKind::kBroadcast || op.kind == OpKind::kReduce || op.kind == OpKind::kGather ||
+      op.kind == OpKind::kScatter)
+    text << " root " << op.root;
   if (op.kind == OpKind::kSendRecv) text << " " << op.root << "->" << op.peer;
   text << " " << profileName(op.profile) << (shouldCompress(program, op) ? " compressed" : " passing");
   return text.str();
@@ -446,7 +482,8 @@ std::string describeProgram(const Program& program) {
       text << "      " << rank << ": stream " << p.stream << " offsets " << p.send_offset << ","
            << p.recv_offset << (p.in_place ? " in place" : "")
            << (p.device_scalar && !op.scalars.empty() ? " device scalar" : "")
-           << (p.null_recv ? " no receive buffer" : "") << "\n";
+           << (p.null_send ? " no send buffer" : "") << (p.null_recv ? " no receive buffer" : "")
+           << (p.old_name ? " by Bcast" : "") << "\n";
     }
   }
   for (size_t i = 0; i < program.steps.size(); ++i) {

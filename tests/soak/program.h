@@ -5,6 +5,8 @@
 // communicator by communicator in order of first call, collectives before point-to-point; a rank that does
 // not group calls in just this order. The earliest unfinished call in the global order always finds its peers
 // ready.
+//
+// AlltoAll, Gather and Scatter count as messages: NCCL makes them of sends and receives.
 #pragma once
 
 #include <cstdint>
@@ -24,8 +26,14 @@ enum class OpKind : uint8_t {
   kBroadcast,
   kReduce,
   kAlltoAll,
+  kGather,
+  kScatter,
   kSendRecv
 };
+// Made of sends and receives.
+constexpr bool isExchange(OpKind kind) {
+  return kind == OpKind::kAlltoAll || kind == OpKind::kGather || kind == OpKind::kScatter;
+}
 enum class RedOp : uint8_t { kSum, kAvg, kPreMul, kMax, kMin };
 
 const char* opKindName(OpKind kind);
@@ -37,7 +45,9 @@ struct Placement {
   uint32_t send_offset = 0;  // elements after an aligned address
   uint32_t recv_offset = 0;
   bool device_scalar = false;  // PreMulSum's scalar is read from device memory
-  bool null_recv = false;      // Reduce, not the root: no receive buffer
+  bool null_send = false;      // Broadcast and Scatter, not the root: no send buffer
+  bool null_recv = false;      // Reduce and Gather, not the root: no receive buffer
+  bool old_name = false;       // Broadcast in place: by ncclBcast
 };
 
 struct Op {
@@ -119,6 +129,10 @@ std::string describeOp(const Program& program, const Op& op);
 // Elements of the buffer a member sends from and receives into.
 uint64_t sendElements(const Program& program, const Op& op, int comm_rank);
 uint64_t recvElements(const Program& program, const Op& op, int comm_rank);
+
+// Whether the operation is a message from one rank of its communicator to another, or made of such.
+bool sendsBetween(const Op& op, int from, int to);
+inline bool isMessage(const Op& op) { return op.kind == OpKind::kSendRecv || isExchange(op.kind); }
 
 // Whether these settings ask for this call to be compressed.
 bool shouldCompress(const Program& program, const Op& op);

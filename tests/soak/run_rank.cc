@@ -85,7 +85,11 @@ struct Task {
   size_t elementBytes() const { return ncclTypeBytes(op->type); }
   uint64_t sendCount() const { return sends ? sendElements(*program, *op, me) : 0; }
   uint64_t recvCount() const { return receives ? recvElements(*program, *op, me) : 0; }
-  bool inPlace() const { return op->placements[me].in_place; }
+  // Only the root of a Gather or Scatter has both buffers.
+  bool inPlace() const {
+    if ((op->kind == OpKind::kGather || op->kind == OpKind::kScatter) && me != op->root) return false;
+    return op->placements[me].in_place;
+  }
   int memberCount() const { return static_cast<int>(program->comms[op->comm].members.size()); }
   // The receive buffer is only NCCL's to write where NCCL says so.
   bool writesRecv() const { return receives && !(op->kind == OpKind::kReduce && me != op->root); }
@@ -109,8 +113,9 @@ struct Task {
       return;
     }
     send = recv = first;
-    if (op->kind == OpKind::kReduceScatter) recv = first + static_cast<size_t>(me) * op->count * e;
-    if (op->kind == OpKind::kAllGather) send = first + static_cast<size_t>(me) * op->count * e;
+    const size_t own = static_cast<size_t>(me) * op->count * e;
+    if (op->kind == OpKind::kReduceScatter || op->kind == OpKind::kScatter) recv = first + own;
+    if (op->kind == OpKind::kAllGather || op->kind == OpKind::kGather) send = first + own;
   }
 
   void fill() {
@@ -167,8 +172,8 @@ struct Task {
       if (hashBytes(send, sendCount() * e) != source_hash) complain("changed its source");
       return;
     }
-    if (op->kind != OpKind::kReduceScatter) return;
-    // In place, ReduceScatter owns its own part of the buffer and no other.
+    if (op->kind != OpKind::kReduceScatter && op->kind != OpKind::kScatter) return;
+    // In place, they own their own part of the buffer and no other.
     std::vector<char> before(sendCount() * e);
     generate(op->profile, op->type, dataKey(*program, *op, me), sendCount(), before.data());
     const size_t part = op->count * e;
@@ -204,6 +209,10 @@ struct Task {
       }
       case OpKind::kAllGather:
         return checker ? checkAllGather() : std::string();
+      case OpKind::kGather:
+        return checkAllGather();
+      case OpKind::kScatter:
+        return compare(inputOf(op->root), static_cast<uint64_t>(me) * op->count, 0, op->count);
       case OpKind::kReduceScatter:
         return checkSum(static_cast<uint64_t>(me) * op->count);
       default:
@@ -408,7 +417,9 @@ class RankRun {
       task.sends = step.sends[position];
       task.receives = !task.sends;
     }
-    if (task.op->kind == OpKind::kBroadcast && task.me != task.op->root) task.sends = false;
+    const bool root = task.me == task.op->root;
+    if (task.op->kind == OpKind::kBroadcast || task.op->kind == OpKind::kScatter) task.sends = root;
+    if (task.op->kind == OpKind::kGather) task.receives = root;
     return task;
   }
 
@@ -498,7 +509,9 @@ class RankRun {
         result = ncclAllGather(task.send, task.recv, op.count, op.type, comm, stream);
         break;
       case OpKind::kBroadcast:
-        result = ncclBroadcast(task.send, task.recv, op.count, op.type, op.root, comm, stream);
+        result = p.old_name ? ncclBcast(task.recv, op.count, op.type, op.root, comm, stream)
+                            : ncclBroadcast(p.null_send ? nullptr : task.send, task.recv, op.count, op.type,
+                                            op.root, comm, stream);
         break;
       case OpKind::kReduce:
         result = ncclReduce(task.send, p.null_recv ? nullptr : task.recv, op.count, op.type, redop, op.root,
@@ -506,6 +519,14 @@ class RankRun {
         break;
       case OpKind::kAlltoAll:
         result = ncclAlltoAll(task.send, task.recv, op.count, op.type, comm, stream);
+        break;
+      case OpKind::kGather:
+        result = ncclGather(task.send, p.null_recv ? nullptr : task.recv, op.count, op.type, op.root, comm,
+                            stream);
+        break;
+      case OpKind::kScatter:
+        result = ncclScatter(p.null_send ? nullptr : task.send, task.recv, op.count, op.type, op.root, comm,
+                             stream);
         break;
       case OpKind::kSendRecv:
         result = task.sends ? ncclSend(task.send, op.count, op.type, op.peer, comm, stream)

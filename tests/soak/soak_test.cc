@@ -165,7 +165,8 @@ TEST(Oracle, RefusesWrongResults) {
       EXPECT_TRUE(refused(value + scale + 1));
       // Everything half as large again, as if one of two equal ranks had been left out.
       s.output = good;
-      for (uint64_t i = 0; i < s.count; ++i) store(type, s.output.data(), i, load(type, good.data(), i) * 1.5);
+      for (uint64_t i = 0; i < s.count; ++i)
+        store(type, s.output.data(), i, load(type, good.data(), i) * 1.5);
       EXPECT_NE(checkReduction(s.reduction(), s.output.data()).error, "");
     }
   }
@@ -257,14 +258,22 @@ TEST(Programs, AreLegal) {
           largest += op.count * (op.kind == OpKind::kAllReduce ? 1 : 4) >= (1u << 19) ? 1 : 0;
           ASSERT_GE(program.rankIn(op.comm, rank), 0)
               << "seed " << seed << ": a call on another's communicator";
-          const bool message = op.kind == OpKind::kSendRecv;
+          const bool message = isMessage(op);
+          const bool alone = op.kind == OpKind::kSendRecv;
           if (!message) own[op.comm].push_back(op.id);
-          if (message) (mine.sends[i] ? sent : received)[{op.comm, op.root, op.peer}].push_back(op.id);
-          if (message && op.root == op.peer)
+          const int me = program.rankIn(op.comm, rank);
+          const int members = static_cast<int>(program.comms[op.comm].members.size());
+          for (int p = 0; p < members; ++p) {
+            if (sendsBetween(op, me, p) && (!alone || mine.sends[i]) && op.count + (alone ? 1 : 0) > 0)
+              sent[{op.comm, me, p}].push_back(op.id);
+            if (sendsBetween(op, p, me) && (!alone || !mine.sends[i]) && op.count + (alone ? 1 : 0) > 0)
+              received[{op.comm, p, me}].push_back(op.id);
+          }
+          if (alone && op.root == op.peer)
             EXPECT_TRUE(mine.grouped) << "seed " << seed << ": a message to oneself alone";
-          if (op.count == 0 && !message) continue;
+          if (op.count == 0 && !alone) continue;
           if (std::find(comms.begin(), comms.end(), op.comm) == comms.end()) comms.push_back(op.comm);
-          if (!message && op.kind != OpKind::kAlltoAll) how[op.comm].insert(mine.grouped);
+          if (!message) how[op.comm].insert(mine.grouped);
         }
         (mine.grouped ? grouped : ungrouped) += mine.order.empty() ? 0 : 1;
         first_calls.push_back(comms);
@@ -277,7 +286,7 @@ TEST(Programs, AreLegal) {
             << "seed " << seed << ": a member does not call";
         std::set<int> real;
         for (const int id : orders[0]) {
-          if (program.ops[id].count > 0 && program.ops[id].kind != OpKind::kAlltoAll) real.insert(id);
+          if (program.ops[id].count > 0) real.insert(id);
         }
         for (const auto& order : orders) EXPECT_EQ(order, orders[0]) << "seed " << seed;
         if (real.size() > 1)
@@ -299,7 +308,7 @@ TEST(Programs, AreLegal) {
       }
     }
   }
-  EXPECT_EQ(kinds.size(), 7u);
+  EXPECT_EQ(kinds.size(), 9u);
   EXPECT_GT(grouped, 1000);
   EXPECT_GT(ungrouped, 1000);
   EXPECT_GT(empty, 100);
