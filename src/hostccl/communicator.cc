@@ -119,6 +119,8 @@ Outcome Communicator::meet(const Token& token, uint64_t number, const std::vecto
     std::lock_guard lock(mutex_);
     mesh_ = mesh;
   }
+  // Whoever aborts from here on finds the mesh; who did before has found none.
+  if (cancel) mesh->fail({ncclRemoteError, "the communicator was aborted"});
   if (!barrier(*mesh, kSplitSlot)) {
     // A rank that is through may already have used and left the communicator: that is not our failure to
     // report later.
@@ -135,10 +137,11 @@ Outcome Communicator::meet(const Token& token, uint64_t number, const std::vecto
   token_ = token;
   number_ = number;
   members_ = members;
+  connected_ = true;
   return {};
 }
 
-Outcome Communicator::split(int color, int key, std::shared_ptr<Communicator>* child) {
+Outcome Communicator::split(int color, int key, bool blocking, std::shared_ptr<Communicator>* child) {
   struct Wish {
     int32_t color, key;
   };
@@ -193,7 +196,8 @@ Outcome Communicator::split(int color, int key, std::shared_ptr<Communicator>* c
     member.size = static_cast<uint32_t>(order.size());
     members.push_back(member);
   }
-  auto made = std::make_shared<Communicator>(static_cast<int>(self), static_cast<int>(order.size()), device_);
+  auto made = std::make_shared<Communicator>(static_cast<int>(self), static_cast<int>(order.size()), device_,
+                                             blocking);
   made->service_ = service_;
   Outcome outcome = made->meet(token, number, members, cancelled_);
   service_->forget(number, static_cast<int>(self));
@@ -353,12 +357,28 @@ void Communicator::abort() {
     mesh = mesh_;
   }
   if (mesh) mesh->fail({ncclRemoteError, "the communicator was aborted"});
+  std::unique_lock lock(mutex_);
+  idle_.wait(lock, [&] { return in_progress_ == 0; });
+}
+
+void Communicator::begin() {
+  std::lock_guard lock(mutex_);
+  ++in_progress_;
+}
+
+void Communicator::finish(const Outcome& outcome) {
+  std::lock_guard lock(mutex_);
+  --in_progress_;
+  if (!outcome.ok() && failure_.ok()) failure_ = outcome;
+  idle_.notify_all();
 }
 
 Outcome Communicator::asyncError() {
   std::shared_ptr<Mesh> mesh;
   {
     std::lock_guard lock(mutex_);
+    if (in_progress_ > 0) return {ncclInProgress, "a call on the communicator is still in progress"};
+    if (!failure_.ok()) return failure_;
     mesh = mesh_;
   }
   return mesh ? mesh->error() : Outcome{};

@@ -25,18 +25,23 @@ struct Batch {
 
 class Communicator : public std::enable_shared_from_this<Communicator> {
  public:
-  Communicator(int rank, int size, int device) : rank_(rank), size_(size), device_(device) {}
+  Communicator(int rank, int size, int device, bool blocking)
+      : rank_(rank), size_(size), device_(device), blocking_(blocking) {}
   ~Communicator();
 
   int rank() const { return rank_; }
   int size() const { return size_; }
   int device() const { return device_; }
+  // Whether calls return when they are done, or at once (ncclConfig_t's `blocking`).
+  bool blocking() const { return blocking_; }
+  // Whether connect() has succeeded.
+  bool connected() const { return connected_; }
   uint64_t number() const { return number_; }
 
   // Collective: blocks until all members are there.
   Outcome connect(const Identity& identity);
   // Collective over this communicator; `child` (null for no colour) gets its rank, size and links.
-  Outcome split(int color, int key, std::shared_ptr<Communicator>* child);
+  Outcome split(int color, int key, bool blocking, std::shared_ptr<Communicator>* child);
 
   // Queues a batch behind everything queued before on this communicator, whatever the streams. launchMessages
   // is the second half: NCCL runs a group's collectives before its point-to-point calls.
@@ -52,9 +57,14 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
 
   // Waits for queued work, then takes leave of the peers. Later calls find the communicator finalized.
   void finalize();
-  // Ends everything now, from any thread.
+  // Ends everything now, from any thread, and waits for calls in progress to notice.
   void abort();
   bool finalized() const { return finalized_; }
+
+  // Around a call that goes on after it returned or that another thread may abort: in between, asyncError()
+  // is ncclInProgress. An outcome that is an error stays.
+  void begin();
+  void finish(const Outcome& outcome);
   Outcome asyncError();
 
  private:
@@ -72,12 +82,14 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   const int rank_;
   const int size_;
   const int device_;
+  const bool blocking_;
   uint64_t number_ = 0;
   Token token_{};
   Service* service_ = nullptr;
   std::vector<Member> members_;
   Cancel cancelled_{false};
   std::atomic<bool> finalized_{false};
+  std::atomic<bool> connected_{false};
 
   std::mutex mutex_;  // guards what follows
   std::condition_variable idle_;
@@ -85,7 +97,9 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   cudaEvent_t tail_ = nullptr;  // behind the last piece of work of this communicator
   uint64_t sequence_ = 0;
   uint64_t splits_ = 0;
-  int queued_ = 0;  // host functions not finished
+  int queued_ = 0;       // host functions not finished
+  int in_progress_ = 0;  // calls begun and not finished
+  Outcome failure_;      // of a call that went on after it returned
   std::vector<Operator> operators_;
 };
 

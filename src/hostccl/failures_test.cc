@@ -433,6 +433,56 @@ TEST(Abort, EndsASplitThatWaits) {
   });
 }
 
+// The other rank never comes; a watchdog gives up. Blocking, and non-blocking.
+TEST(Abort, EndsAnInitThatWaits) {
+  for (const int blocking : {1, 0}) {
+    runRanks(2, [blocking](Rank& self) {
+      const ncclUniqueId id = self.id();
+      ncclComm_t comm = nullptr;
+      ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+      config.blocking = blocking;
+      if (self.rank == 1) {
+        self.shared.await(0, 1);
+        EXPECT_EQ(ncclCommInitRank(&comm, 2, id, 1), ncclRemoteError);
+        self.shared.reach(1);
+        return;
+      }
+      const auto start = Clock::now();
+      std::thread init([&] {
+        const ncclResult_t result = ncclCommInitRankConfig(&comm, 2, id, 0, &config);
+        EXPECT_EQ(result, blocking == 1 ? ncclRemoteError : ncclInProgress);
+      });
+      std::this_thread::sleep_for(100ms);
+      OK(ncclCommAbort(comm));
+      init.join();
+      EXPECT_LT(since(start), 2);
+      self.shared.reach(0);
+      self.shared.await(1, 1);
+    });
+  }
+}
+
+// What goes wrong behind a non-blocking call is the communicator's asynchronous error.
+TEST(Members, WhoDisagreeAreToldLater) {
+  runRanks(2, [](Rank& self) {
+    ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+    config.blocking = 0;
+    ncclComm_t comm = nullptr;
+    EXPECT_EQ(ncclCommInitRankConfig(&comm, self.rank == 0 ? 2 : 3, self.id(), self.rank, &config),
+              ncclInProgress);
+    ncclResult_t state = ncclInProgress;
+    while (state == ncclInProgress) {
+      OK(ncclCommGetAsyncError(comm, &state));
+      std::this_thread::sleep_for(1ms);
+    }
+    EXPECT_EQ(state, ncclInvalidArgument);
+    EXPECT_NE(std::string(ncclGetLastError(comm)).find("members disagree"), std::string::npos);
+    float* x = floats(10);
+    EXPECT_EQ(ncclAllReduce(x, x, 10, ncclFloat32, ncclSum, comm, nullptr), ncclInvalidArgument);
+    OK(ncclCommAbort(comm));
+  });
+}
+
 // A data loader forked by a rank must not keep the rank's links open after the rank died.
 TEST(Fork, ChildrenDoNotKeepADeadRankAlive) {
   runRanks(2,

@@ -15,7 +15,8 @@ class Group {
   static Group& ofThread();
 
   void start() { ++depth_; }
-  // At the outermost end runs what was collected. The group's first error wins and drops all of it.
+  // At the outermost end runs what was collected, or starts to where the communicators are non-blocking. The
+  // group's first error wins and drops all of it.
   Outcome end();
   // Ends a group without running it.
   void discard();
@@ -26,24 +27,31 @@ class Group {
   void add(const std::shared_ptr<Communicator>& communicator, const CollectiveCall& call,
            cudaStream_t stream);
   void add(const std::shared_ptr<Communicator>& communicator, const PointToPoint& call, cudaStream_t stream);
-  // Something that blocks until other ranks do the same (init, split). The jobs of a group run at the same
-  // time.
-  void add(std::function<Outcome()> job);
+  // Something that blocks until other ranks do the same (init, split), on behalf of `owner`. The jobs of a
+  // group run at the same time.
+  void add(const std::shared_ptr<Communicator>& owner, std::function<Outcome()> body);
 
  private:
   struct Entry {
     std::shared_ptr<Communicator> communicator;
     Batch batch;
   };
+  struct Job {
+    std::shared_ptr<Communicator> owner;
+    std::function<Outcome()> body;
+  };
 
   Batch& batchOf(const std::shared_ptr<Communicator>& communicator, cudaStream_t stream);
-  static Outcome runJobs(std::vector<std::function<Outcome()>> jobs);
+  static Outcome runJob(const Job& job);
+  static Outcome runJobs(const std::vector<Job>& jobs);
   static Outcome launch(const std::vector<Entry>& entries);
+  // Does either on a thread of its own; ncclInProgress.
+  static Outcome runBehind(std::vector<Job> jobs, std::vector<Entry> entries);
 
   int depth_ = 0;
   Outcome error_;
   std::vector<Entry> entries_;  // in order of first call
-  std::vector<std::function<Outcome()>> jobs_;
+  std::vector<Job> jobs_;
 };
 
 }  // namespace halfwire::hostccl

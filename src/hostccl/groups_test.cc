@@ -431,7 +431,7 @@ TEST(Split, ColoursKeysAndNoColour) {
 TEST(Config, IsReadByItsSize) {
   runRanks(2, [](Rank& self) {
     ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
-    config.blocking = 0;
+    config.blocking = 1;
     ncclComm_t comm = nullptr;
     const ncclUniqueId id = self.id();
     OK(ncclCommInitRankConfig(&comm, 2, id, self.rank, &config));
@@ -447,6 +447,89 @@ TEST(Config, IsReadByItsSize) {
     OK(ncclCommDestroy(comm));
     config.magic = 1;
     EXPECT_EQ(ncclCommInitRankConfig(&comm, 2, id, self.rank, &config), ncclInvalidArgument);
+  });
+}
+
+ncclResult_t settled(ncclComm_t comm) {
+  ncclResult_t state = ncclInProgress;
+  while (state == ncclInProgress) {
+    OK(ncclCommGetAsyncError(comm, &state));
+    std::this_thread::sleep_for(200us);
+  }
+  return state;
+}
+
+// True if `result` is that of a call on a non-blocking communicator which goes well.
+bool goesWell(ncclResult_t result, ncclComm_t comm) {
+  return (result == ncclSuccess || result == ncclInProgress) && settled(comm) == ncclSuccess;
+}
+
+TEST(NonBlocking, CallsReturnAtOnceAndAreOverLater) {
+  runRanks(2, [](Rank& self) {
+    ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+    config.blocking = 0;
+    ncclComm_t comm = nullptr, child = nullptr;
+    const ncclUniqueId id = self.id();
+    const cudaStream_t stream = Rank::stream();
+    Floats x(kBig, 1), y(kBig, 1);
+    if (self.rank == 1) self.shared.await(0, 1);
+    EXPECT_EQ(ncclCommInitRankConfig(&comm, 2, id, self.rank, &config), ncclInProgress);
+    ASSERT_NE(comm, nullptr);
+    if (self.rank == 0) {
+      ncclResult_t state = ncclSuccess;
+      OK(ncclCommGetAsyncError(comm, &state));
+      EXPECT_EQ(state, ncclInProgress) << "the other rank has not come";
+      int count = 0;
+      EXPECT_EQ(ncclCommCount(comm, &count), ncclInvalidArgument);
+      EXPECT_EQ(sum(x, comm, stream), ncclInvalidArgument);
+      EXPECT_NE(std::string(ncclGetLastError(nullptr)).find("in progress"), std::string::npos);
+      self.shared.reach(0);
+    }
+    EXPECT_EQ(settled(comm), ncclSuccess);
+    EXPECT_TRUE(goesWell(sum(x, comm, stream), comm));
+    OK(ncclGroupStart());
+    OK(sum(x, comm, stream));
+    OK(sum(y, comm, stream));
+    EXPECT_EQ(ncclGroupEnd(), ncclInProgress);
+    EXPECT_EQ(settled(comm), ncclSuccess);
+    // Settled means enqueued: what follows on the stream is behind it.
+    OK(cudaStreamSynchronize(stream));
+    EXPECT_TRUE(x.all(4));
+    EXPECT_TRUE(y.all(2));
+    // The child is there when the parent is no longer in progress, and is as its parent.
+    EXPECT_EQ(ncclCommSplit(comm, 0, -self.rank, &child, nullptr), ncclInProgress);
+    EXPECT_EQ(settled(comm), ncclSuccess);
+    ASSERT_NE(child, nullptr);
+    int rank = -1;
+    OK(ncclCommUserRank(child, &rank));
+    EXPECT_EQ(rank, 1 - self.rank);
+    EXPECT_EQ(sum(y, child, stream), ncclInProgress);
+    EXPECT_EQ(settled(child), ncclSuccess);
+    OK(cudaStreamSynchronize(stream));
+    EXPECT_TRUE(y.all(4));
+    for (const ncclComm_t c : {child, comm}) {
+      EXPECT_EQ(ncclCommFinalize(c), ncclInProgress);
+      EXPECT_EQ(settled(c), ncclSuccess);
+      OK(ncclCommDestroy(c));
+    }
+  });
+}
+
+TEST(NonBlocking, ShareNoGroupWithBlocking) {
+  runRanks(2, [](Rank& self) {
+    ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+    config.blocking = 0;
+    const ncclComm_t blocking = self.world();
+    ncclComm_t other = nullptr;
+    EXPECT_EQ(ncclCommInitRankConfig(&other, 2, self.id(1), self.rank, &config), ncclInProgress);
+    EXPECT_EQ(settled(other), ncclSuccess);
+    Floats x(10, 1);
+    OK(ncclGroupStart());
+    OK(sum(x, blocking, nullptr));
+    OK(sum(x, other, nullptr));
+    EXPECT_EQ(ncclGroupEnd(), ncclInvalidArgument);
+    OK(ncclCommAbort(other));
+    OK(ncclCommAbort(blocking));
   });
 }
 

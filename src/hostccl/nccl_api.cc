@@ -1,12 +1,15 @@
 // NCCL's names. Argument checks are NCCL's: a null or foreign communicator, a bad type, operator, root or
 // buffer is ncclInvalidArgument. Each public function is a thin layer that lets no exception out.
 #include <climits>
+#include <cstdlib>
 #include <cstring>
 #include <map>
 #include <memory>
 #include <mutex>
 #include <new>
 #include <string>
+#include <system_error>
+#include <thread>
 
 #include "abi/host_engine.h"
 #include "abi/nccl.h"
@@ -45,17 +48,13 @@ std::shared_ptr<Communicator> find(const ncclComm* comm) {
   return found == registry().alive.end() ? nullptr : found->second->communicator;
 }
 
-ncclComm* makeHandle() {
+ncclComm* makeHandle(std::shared_ptr<Communicator> communicator) {
   auto handle = std::make_unique<ncclComm>();
+  handle->communicator = std::move(communicator);
   ncclComm* const raw = handle.get();
   std::lock_guard lock(registry().mutex);
   registry().alive.emplace(raw, std::move(handle));
   return raw;
-}
-
-void setHandle(ncclComm* handle, std::shared_ptr<Communicator> communicator) {
-  std::lock_guard lock(registry().mutex);
-  registry().alive.at(handle)->communicator = std::move(communicator);
 }
 
 std::shared_ptr<Communicator> dropHandle(ncclComm* handle) {
@@ -68,7 +67,7 @@ std::shared_ptr<Communicator> dropHandle(ncclComm* handle) {
 }
 
 ncclResult_t report(const Outcome& outcome) {
-  if (!outcome.ok()) lastError() = outcome.text;
+  if (!outcome.ok() && outcome.code != ncclInProgress) lastError() = outcome.text;
   return outcome.code;
 }
 
@@ -112,15 +111,25 @@ Outcome findComm(const char* function, const ncclComm* comm, std::shared_ptr<Com
   if (comm == nullptr) return invalid(function, "the communicator is NULL");
   *out = find(comm);
   if (*out == nullptr) {
-    return invalid(function,
-                   "this is no communicator of the host engine, or it was destroyed or is still being made");
+    return invalid(function, "this is no communicator of the host engine, or it was destroyed");
   }
   return {};
 }
 
+// A communicator whose last call is over.
+Outcome readyComm(const char* function, const ncclComm* comm, std::shared_ptr<Communicator>* out) {
+  if (Outcome o = findComm(function, comm, out); !o.ok()) return o;
+  const Outcome state = (*out)->asyncError();
+  if (!state.ok() && state.code != ncclInProgress && !(*out)->connected()) return state;
+  if ((*out)->connected() && state.code != ncclInProgress) return {};
+  return invalid(function,
+                 "the communicator is still being made or its last call is in progress: ask "
+                 "ncclCommGetAsyncError until it is done");
+}
+
 // A communicator that takes work.
 Outcome usableComm(const char* function, const ncclComm* comm, std::shared_ptr<Communicator>* out) {
-  if (Outcome o = findComm(function, comm, out); !o.ok()) return o;
+  if (Outcome o = readyComm(function, comm, out); !o.ok()) return o;
   if ((*out)->finalized()) {
     return invalid(function, "the communicator was finalized or aborted");
   }
@@ -140,6 +149,15 @@ Outcome checkConfig(const char* function, const ncclConfig_t* config) {
   return {};
 }
 
+// `inherited` is for a child made without a configuration. NCCL_COMM_BLOCKING overrides the program, as in
+// NCCL.
+bool isBlocking(const ncclConfig_t* config, bool inherited) {
+  const char* forced = std::getenv("NCCL_COMM_BLOCKING");
+  if (forced != nullptr && (std::strcmp(forced, "0") == 0 || std::strcmp(forced, "1") == 0))
+    return *forced == '1';
+  return config != nullptr ? config->blocking != 0 : inherited;
+}
+
 int currentDevice() {
   int device = 0;
   halfwire_hostrt_engine()->getDevice(&device);
@@ -147,7 +165,7 @@ int currentDevice() {
 }
 
 Outcome initRank(const char* function, ncclComm_t* comm, int nranks, const ncclUniqueId& id, int rank,
-                 int device, Group& group) {
+                 int device, bool blocking, Group& group) {
   if (comm == nullptr) return invalid(function, "the pointer for the communicator is NULL");
   *comm = nullptr;
   if (nranks < 1 || nranks > kMaxRanks) {
@@ -164,14 +182,13 @@ Outcome initRank(const char* function, ncclComm_t* comm, int nranks, const ncclU
                    "the unique id was not made by the host engine's ncclGetUniqueId (all ranks must use the "
                    "same library)");
   }
-  ncclComm* const handle = makeHandle();
+  auto communicator = std::make_shared<Communicator>(rank, nranks, device, blocking);
+  ncclComm* const handle = makeHandle(communicator);
   *comm = handle;
-  group.add([=, identity = *identity]() -> Outcome {
-    auto communicator = std::make_shared<Communicator>(rank, nranks, device);
+  group.add(communicator, [=, identity = *identity]() -> Outcome {
     Outcome outcome = communicator->connect(identity);
-    if (outcome.ok()) {
-      setHandle(handle, std::move(communicator));
-    } else {
+    // Who did not wait still has to be told, and aborts it then.
+    if (!outcome.ok() && blocking) {
       dropHandle(handle);
       *comm = nullptr;
     }
@@ -230,6 +247,20 @@ ncclResult_t pointToPoint(const char* function, ncclComm_t comm, cudaStream_t st
     group.add(communicator, PointToPoint{sends, data, count * width, peer}, stream);
     return {};
   });
+}
+
+Outcome finalizeBehind(const std::shared_ptr<Communicator>& communicator) {
+  communicator->begin();
+  try {
+    std::thread([communicator] {
+      communicator->finalize();
+      communicator->finish({});
+    }).detach();
+  } catch (const std::system_error&) {
+    communicator->finish({});
+    return {ncclSystemError, "cannot start a thread: raise the limit of threads"};
+  }
+  return {ncclInProgress, ""};
 }
 
 // What NCCL makes of sends and receives: a group runs them with these, behind its collectives, and they match
@@ -307,13 +338,15 @@ ncclResult_t ncclCommInitRankConfig(ncclComm_t* comm, int nranks, ncclUniqueId i
                                     ncclConfig_t* config) {
   return grouped([&](Group& group) -> Outcome {
     if (Outcome o = checkConfig("ncclCommInitRankConfig", config); !o.ok()) return o;
-    return initRank("ncclCommInitRankConfig", comm, nranks, id, rank, currentDevice(), group);
+    return initRank("ncclCommInitRankConfig", comm, nranks, id, rank, currentDevice(),
+                    isBlocking(config, true), group);
   });
 }
 
 ncclResult_t ncclCommInitRank(ncclComm_t* comm, int nranks, ncclUniqueId id, int rank) {
   return grouped([&](Group& group) {
-    return initRank("ncclCommInitRank", comm, nranks, id, rank, currentDevice(), group);
+    return initRank("ncclCommInitRank", comm, nranks, id, rank, currentDevice(), isBlocking(nullptr, true),
+                    group);
   });
 }
 
@@ -325,7 +358,8 @@ ncclResult_t ncclCommInitAll(ncclComm_t* comms, int ndev, const int* devices) {
     if (const ncclResult_t result = ncclGetUniqueId(&id); result != ncclSuccess) return {result, lastError()};
     for (int i = 0; i < ndev; ++i) {
       const int device = devices != nullptr ? devices[i] : i;
-      if (Outcome o = initRank("ncclCommInitAll", &comms[i], ndev, id, i, device, group); !o.ok()) return o;
+      if (Outcome o = initRank("ncclCommInitAll", &comms[i], ndev, id, i, device, true, group); !o.ok())
+        return o;
     }
     return {};
   });
@@ -340,13 +374,11 @@ ncclResult_t ncclCommSplit(ncclComm_t comm, int color, int key, ncclComm_t* newc
     if (color < NCCL_SPLIT_NOCOLOR)
       return invalid("ncclCommSplit", "color must be NCCL_SPLIT_NOCOLOR or at least 0");
     *newcomm = nullptr;
-    group.add([=]() -> Outcome {
+    // A non-blocking parent's child is there when the parent is no longer in progress.
+    group.add(parent, [=, blocking = isBlocking(config, parent->blocking())]() -> Outcome {
       std::shared_ptr<Communicator> child;
-      if (Outcome o = parent->split(color, key, &child); !o.ok()) return o;
-      if (!child) return {};
-      ncclComm* const handle = makeHandle();
-      setHandle(handle, std::move(child));
-      *newcomm = handle;
+      if (Outcome o = parent->split(color, key, blocking, &child); !o.ok()) return o;
+      if (child) *newcomm = makeHandle(std::move(child));
       return {};
     });
     return {};
@@ -356,9 +388,10 @@ ncclResult_t ncclCommSplit(ncclComm_t comm, int color, int key, ncclComm_t* newc
 ncclResult_t ncclCommFinalize(ncclComm_t comm) {
   return guarded([&]() -> Outcome {
     std::shared_ptr<Communicator> communicator;
-    if (Outcome o = findComm("ncclCommFinalize", comm, &communicator); !o.ok()) return o;
+    if (Outcome o = readyComm("ncclCommFinalize", comm, &communicator); !o.ok()) return o;
     if (communicator->finalized())
       return invalid("ncclCommFinalize", "the communicator was finalized before");
+    if (!communicator->blocking()) return finalizeBehind(communicator);
     communicator->finalize();
     return {};
   });
@@ -368,7 +401,7 @@ ncclResult_t ncclCommDestroy(ncclComm_t comm) {
   return guarded([&]() -> Outcome {
     if (comm == nullptr) return {};
     std::shared_ptr<Communicator> communicator;
-    if (Outcome o = findComm("ncclCommDestroy", comm, &communicator); !o.ok()) return o;
+    if (Outcome o = readyComm("ncclCommDestroy", comm, &communicator); !o.ok()) return o;
     dropHandle(comm);
     communicator->finalize();
     return {};
@@ -392,7 +425,7 @@ ncclResult_t ncclCommGetAsyncError(ncclComm_t comm, ncclResult_t* error) {
     if (Outcome o = findComm("ncclCommGetAsyncError", comm, &communicator); !o.ok()) return o;
     if (error == nullptr) return invalid("ncclCommGetAsyncError", "the pointer is NULL");
     const Outcome outcome = communicator->asyncError();
-    if (!outcome.ok()) lastError() = outcome.text;
+    if (!outcome.ok() && outcome.code != ncclInProgress) lastError() = outcome.text;
     *error = outcome.code;
     return {};
   });
@@ -401,7 +434,7 @@ ncclResult_t ncclCommGetAsyncError(ncclComm_t comm, ncclResult_t* error) {
 ncclResult_t ncclCommCount(const ncclComm_t comm, int* count) {
   return guarded([&]() -> Outcome {
     std::shared_ptr<Communicator> communicator;
-    if (Outcome o = findComm("ncclCommCount", comm, &communicator); !o.ok()) return o;
+    if (Outcome o = readyComm("ncclCommCount", comm, &communicator); !o.ok()) return o;
     if (count == nullptr) return invalid("ncclCommCount", "the pointer is NULL");
     *count = communicator->size();
     return {};
@@ -411,7 +444,7 @@ ncclResult_t ncclCommCount(const ncclComm_t comm, int* count) {
 ncclResult_t ncclCommCuDevice(const ncclComm_t comm, int* device) {
   return guarded([&]() -> Outcome {
     std::shared_ptr<Communicator> communicator;
-    if (Outcome o = findComm("ncclCommCuDevice", comm, &communicator); !o.ok()) return o;
+    if (Outcome o = readyComm("ncclCommCuDevice", comm, &communicator); !o.ok()) return o;
     if (device == nullptr) return invalid("ncclCommCuDevice", "the pointer is NULL");
     *device = communicator->device();
     return {};
@@ -421,7 +454,7 @@ ncclResult_t ncclCommCuDevice(const ncclComm_t comm, int* device) {
 ncclResult_t ncclCommUserRank(const ncclComm_t comm, int* rank) {
   return guarded([&]() -> Outcome {
     std::shared_ptr<Communicator> communicator;
-    if (Outcome o = findComm("ncclCommUserRank", comm, &communicator); !o.ok()) return o;
+    if (Outcome o = readyComm("ncclCommUserRank", comm, &communicator); !o.ok()) return o;
     if (rank == nullptr) return invalid("ncclCommUserRank", "the pointer is NULL");
     *rank = communicator->rank();
     return {};
@@ -456,7 +489,7 @@ const char* ncclGetLastError(ncclComm_t comm) {
     // Why the communicator failed, if it did; otherwise the thread's last error.
     const std::shared_ptr<Communicator> communicator = comm != nullptr ? find(comm) : nullptr;
     const Outcome failure = communicator ? communicator->asyncError() : Outcome{};
-    if (!failure.ok()) lastError() = failure.text;
+    if (!failure.ok() && failure.code != ncclInProgress) lastError() = failure.text;
   } catch (...) {
   }
   return lastError().c_str();
