@@ -1,10 +1,10 @@
 #include "analysis/account.h"
 
 #include <algorithm>
-#include <limits>
 #include <map>
 
 #include "analysis/steps.h"
+#include "analysis/waits.h"
 
 namespace halfwire::analysis {
 
@@ -275,45 +275,28 @@ class IdleReasons {
 
 // Stretches in which a stream stood at an event wait behind a collective while it had nothing else to run.
 void findStalls(const Timeline& t, const std::vector<uint32_t>& members, Lane* lane) {
-  std::vector<std::vector<uint32_t>> by_stream(t.streams.size());
-  for (const uint32_t m : members) by_stream[t.activities[m].stream].push_back(m);
-  std::map<int64_t, int64_t> record_time;  // of the event record calls that waits name
-  for (const trace::StreamWait& w : t.waits) {
-    if (w.record_correlation > 0)
-      record_time.emplace(w.record_correlation, std::numeric_limits<int64_t>::max());
-  }
-  for (const HostCall& c : t.calls) {
-    if (const auto it = record_time.find(c.correlation); it != record_time.end()) it->second = c.start_ns;
-  }
   Spans stalls;
-  for (const trace::StreamWait& w : t.waits) {
-    if (t.streams[w.waiting_stream].device != lane->device) continue;
-    lane->waits_recorded = true;
-    if (w.source_stream == kNone) continue;
-    const auto recorded = record_time.find(w.record_correlation);
-    const int64_t record = recorded == record_time.end() ? w.time_ns : std::min(recorded->second, w.time_ns);
-    // The last activity that the event stands behind: launched before the record call.
-    const auto launchedBefore = [&](int64_t time) {
-      return [&t, time](uint32_t m) {
-        const Activity& a = t.activities[m];
-        return (a.call != kNone ? t.calls[a.call].start_ns : a.start_ns) < time;
-      };
-    };
-    const auto& source = by_stream[w.source_stream];
-    const auto after = std::partition_point(source.begin(), source.end(), launchedBefore(record));
-    if (after == source.begin()) continue;
-    const Activity& behind = t.activities[*(after - 1)];
+  size_t recorded = 0;
+  bool inferred_stall = false;
+  for (const ResolvedWait& w : resolveWaits(t, lane->device, members)) {
+    ++lane->waits;
+    if (w.source == WaitSource::kUnknown) ++lane->waits_unknown;
+    if (w.source == WaitSource::kRecorded) ++recorded;
+    if (w.behind == kNone) continue;
+    const Activity& behind = t.activities[w.behind];
     if (!trace::isCommunication(behind.kind)) continue;
-    const auto& own = by_stream[w.waiting_stream];
-    const auto next = std::partition_point(own.begin(), own.end(), launchedBefore(w.time_ns));
-    int64_t from = w.time_ns;
-    if (next != own.begin()) from = std::max(from, t.activities[*(next - 1)].end_ns);
     int64_t to = behind.end_ns;
-    if (next != own.end()) to = std::min(to, t.activities[*next].start_ns);
-    if (from < to) stalls.push_back({from, to});
+    if (w.next != kNone) to = std::min(to, t.activities[w.next].start_ns);
+    if (w.from_ns >= to) continue;
+    stalls.push_back({w.from_ns, to});
+    inferred_stall = inferred_stall || w.source == WaitSource::kInferred;
   }
   lane->stall_spans = unionOf(std::move(stalls));
   lane->stalled = length(lane->stall_spans);
+  // That nothing was inferred says little while some waits may have held anything up.
+  const bool none_inferred = recorded == 0 && lane->stalled == 0;
+  if (lane->waits == 0 || (none_inferred && lane->waits_unknown > 0)) return;
+  lane->stalled_from = inferred_stall || recorded == 0 ? StalledFrom::kInferred : StalledFrom::kRecorded;
 }
 
 }  // namespace

@@ -72,6 +72,13 @@ struct CommInterval {
   uint32_t name = 0;
 };
 
+// How `stalled` is known.
+enum class StalledFrom : uint8_t {
+  kNothing,   // no waits are recorded; or none is named, no stall inferred and nothing known of some
+  kRecorded,  // the recorder says what each wait was for
+  kInferred,  // at least a part follows from times alone
+};
+
 struct Lane {
   int32_t device = 0;
   size_t activities = 0;
@@ -88,10 +95,13 @@ struct Lane {
   int64_t idle_unmatched = 0;           // whole gaps with no launch call recorded
   int64_t launch_bound_after_sync = 0;  // the part of launch_bound in gaps that a host synchronisation began
   int64_t launch_bound_host_quiet =
-      0;  // the part of launch_bound in which the host ran nothing that was recorded
-  bool waits_recorded = false;
-  int64_t stalled =
-      0;  // a stream waited at an event behind a collective, with nothing else to run on that stream
+      0;                     // the part of launch_bound in which the host ran nothing that was recorded
+  size_t waits = 0;          // of its streams for events
+  size_t waits_unknown = 0;  // those of which nothing is known (analysis/waits.h)
+  StalledFrom stalled_from = StalledFrom::kNothing;
+  // A stream waited at an event behind a collective, with nothing else to run on that stream. Of no meaning
+  // where stalled_from is kNothing.
+  int64_t stalled = 0;
   int64_t graph_kernels = 0;
   std::vector<CommInterval> comms;  // by start
   std::vector<Segment> segments;    // cover [start, end)

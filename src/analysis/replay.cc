@@ -3,7 +3,8 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
-#include <map>
+
+#include "analysis/waits.h"
 
 namespace halfwire::analysis {
 
@@ -212,7 +213,7 @@ class Graph {
     position_.assign(t_.activities.size(), kNone);
     for (int32_t m = 0; m < n_; ++m) position_[members_[m]] = m;
     launchLatency();
-    recordedWaits();
+    eventWaits();
 
     // Every moment in order of time; at equal times causes before effects.
     struct Moment {
@@ -265,35 +266,11 @@ class Graph {
     if (min_launch_ == std::numeric_limits<int64_t>::max()) min_launch_ = 0;
   }
 
-  // For each activity the one that its stream was told to wait for.
-  void recordedWaits() {
+  // For each activity the ones that its stream was told to wait for.
+  void eventWaits() {
     waits_for_.assign(static_cast<size_t>(n_), {});
-    if (t_.waits.empty()) return;
-    std::vector<std::vector<int32_t>> by_stream(t_.streams.size());
-    for (int32_t m = 0; m < n_; ++m) by_stream[t_.activities[members_[m]].stream].push_back(m);
-    std::map<int64_t, int64_t> record_time;
-    for (const trace::StreamWait& w : t_.waits) {
-      if (w.record_correlation > 0) record_time.emplace(w.record_correlation, -1);
-    }
-    for (const HostCall& c : t_.calls) {
-      if (const auto it = record_time.find(c.correlation); it != record_time.end()) it->second = c.start_ns;
-    }
-    const auto launchedBefore = [&](int64_t time) {
-      return [this, time](int32_t m) {
-        const Activity& a = t_.activities[members_[m]];
-        return (a.call != kNone ? t_.calls[a.call].start_ns : a.start_ns) < time;
-      };
-    };
-    for (const trace::StreamWait& w : t_.waits) {
-      if (w.source_stream == kNone) continue;
-      const auto found = record_time.find(w.record_correlation);
-      const int64_t record = found == record_time.end() || found->second < 0 ? w.time_ns : found->second;
-      const auto& source = by_stream[w.source_stream];
-      const auto behind = std::partition_point(source.begin(), source.end(), launchedBefore(record));
-      const auto& own = by_stream[w.waiting_stream];
-      const auto next = std::partition_point(own.begin(), own.end(), launchedBefore(w.time_ns));
-      if (behind == source.begin() || next == own.end()) continue;
-      waits_for_[*next].push_back(*(behind - 1));
+    for (const ResolvedWait& w : resolveWaits(t_, lane_.device, members_)) {
+      if (w.behind != kNone && w.next != kNone) waits_for_[position_[w.next]].push_back(position_[w.behind]);
     }
   }
 

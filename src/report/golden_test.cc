@@ -43,12 +43,18 @@ nlohmann::json json(const std::string& name) {
   return nlohmann::json::parse(analyzeJson(result.value()));
 }
 
+// The name of an input without its endings.
+std::string baseOf(const std::string& input) {
+  const fs::path name(input);
+  return name.extension() == ".gz" ? name.stem().stem().string() : name.stem().string();
+}
+
 class Golden : public ::testing::TestWithParam<std::string> {};
 
 TEST_P(Golden, TextIsAsCommitted) {
   const auto result = analyze(GetParam());
   const std::string text = result.ok() ? analyzeText(result.value(), 8) : result.status().message() + "\n";
-  const fs::path file = folder() / (fs::path(GetParam()).stem().string() + ".txt");
+  const fs::path file = folder() / (baseOf(GetParam()) + ".txt");
   if (std::getenv("HALFWIRE_UPDATE_GOLDEN") != nullptr) std::ofstream(file, std::ios::binary) << text;
   std::ifstream in(file, std::ios::binary);
   std::stringstream expected;
@@ -60,17 +66,16 @@ std::vector<std::string> inputs() {
   std::vector<std::string> names;
   std::error_code none;
   for (const auto& entry : fs::directory_iterator(folder(), none)) {
-    if (entry.is_directory() || entry.path().extension() == ".json")
+    const fs::path extension = entry.path().extension();
+    if (entry.is_directory() || extension == ".json" || extension == ".gz")
       names.push_back(entry.path().filename().string());
   }
   std::sort(names.begin(), names.end());
   return names;
 }
 
-INSTANTIATE_TEST_SUITE_P(Reports, Golden, ::testing::ValuesIn(inputs()), [](const auto& info) {
-  std::string name = fs::path(info.param).stem().string();
-  return name;
-});
+INSTANTIATE_TEST_SUITE_P(Reports, Golden, ::testing::ValuesIn(inputs()),
+                         [](const auto& info) { return baseOf(info.param); });
 
 // What each report is about, as numbers known from how the input was made.
 struct Fact {
@@ -131,6 +136,20 @@ TEST(Reports, FactsHold) {
       {"x1_codec_and_concurrent.json", "/files/0/collectives/0/exposed_us", 90.0},
       {"x1_codec_and_concurrent.json", "/files/0/collectives/1/exposed_us", 30.0},
       {"x2_recorded_wait.json", "/files/0/stalled_us", 25.0},
+      {"x2_recorded_wait.json", "/files/0/stalled_from", "recorded"},
+      {"x3_unnamed_wait.json", "/files/0/stalled_us", 80.0},
+      {"x3_unnamed_wait.json", "/files/0/stalled_from", "inferred"},
+      {"x3_unnamed_wait.json", "/files/0/event_waits", 3},
+      {"x3_unnamed_wait.json", "/files/0/event_waits_unknown", 1},
+      {"x4_wait_of_which_nothing_is_known.json", "/files/0/stalled_us", nullptr},
+      {"x4_wait_of_which_nothing_is_known.json", "/files/0/stalled_from", nullptr},
+      // One step of a real job (FSDP2, PyTorch 2.11, four processes on one device), computed independently.
+      {"x5_fsdp2_step_unnamed_waits.json.gz", "/files/0/stalled_us", 71069.025},
+      {"x5_fsdp2_step_unnamed_waits.json.gz", "/files/0/stalled_from", "inferred"},
+      {"x5_fsdp2_step_unnamed_waits.json.gz", "/files/0/event_waits", 123},
+      {"x5_fsdp2_step_unnamed_waits.json.gz", "/files/0/event_waits_unknown", 7},
+      {"r01_nccl_dev_kernel.json", "/files/0/stalled_us", nullptr},
+      {"r01_nccl_dev_kernel.json", "/files/0/stalled_from", nullptr},
   };
   for (const Fact& f : facts) {
     const nlohmann::json j = json(f.input);

@@ -48,6 +48,18 @@ ordered_json pathKinds(const std::array<int64_t, analysis::kPathKinds>& sums) {
   return j;
 }
 
+ordered_json stalledFrom(analysis::StalledFrom from) {
+  switch (from) {
+    case analysis::StalledFrom::kRecorded:
+      return "recorded";
+    case analysis::StalledFrom::kInferred:
+      return "inferred";
+    case analysis::StalledFrom::kNothing:
+      break;
+  }
+  return nullptr;
+}
+
 ordered_json lane(const analysis::Analysis& a, const analysis::LaneReport& r) {
   ordered_json j;
   j["file"] = r.file;
@@ -58,7 +70,11 @@ ordered_json lane(const analysis::Analysis& a, const analysis::LaneReport& r) {
   j["events"] = r.events;
   j["json_bytes"] = r.json_bytes;
   addParts(&j, r.lane.total);
-  j["stalled_us"] = r.lane.waits_recorded ? ordered_json(us(r.lane.stalled)) : ordered_json(nullptr);
+  const bool stalled_known = r.lane.stalled_from != analysis::StalledFrom::kNothing;
+  j["stalled_us"] = stalled_known ? ordered_json(us(r.lane.stalled)) : ordered_json(nullptr);
+  j["stalled_from"] = stalledFrom(r.lane.stalled_from);
+  j["event_waits"] = r.lane.waits;
+  j["event_waits_unknown"] = r.lane.waits_unknown;
   ordered_json causes = ordered_json::object();
   for (int i = 0; i < analysis::kIdleCauses; ++i) causes[analysis::kIdleCauseNames[i]] = us(r.lane.idle[i]);
   j["idle_causes"] = std::move(causes);

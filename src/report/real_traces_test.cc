@@ -9,8 +9,11 @@
 #include <filesystem>
 #include <fstream>
 #include <nlohmann/json.hpp>
+#include <numeric>
 
 #include "analysis/analyze.h"
+#include "analysis/intervals.h"
+#include "analysis/waits.h"
 #include "report/json_report.h"
 #include "trace/trace_file.h"
 
@@ -225,6 +228,43 @@ TEST_F(RealTraces, UnchangedReplayLandsOnTheRecording) {
                 limit * static_cast<double>(r.replay->measured_ns));
     }
   }
+}
+
+// A recording whose waits are named, taken without the names. It has no collectives: whatever a wait stood
+// behind counts. Where the host launched the next kernel only after the wait was over, names show a stall and
+// times alone nothing; of all other waits both say the same.
+TEST_F(RealTraces, StallsWithoutNamesAgreeWithThoseNamed) {
+  const auto patterns = trace::CommPatterns::create({});
+  ASSERT_TRUE(patterns.ok());
+  auto read = trace::readTrace((traces() / "hta/alexnet.json.gz").string(), patterns.value());
+  ASSERT_TRUE(read.ok());
+  trace::Timeline t = std::move(read).value();
+  std::vector<uint32_t> members(t.activities.size());
+  std::iota(members.begin(), members.end(), 0U);
+  const auto named = analysis::resolveWaits(t, 0, members);
+  for (trace::StreamWait& w : t.waits) {
+    ASSERT_NE(w.source_stream, trace::kNone);
+    w.source_stream = trace::kNone;
+    w.record_correlation = -1;
+  }
+  const auto inferred = analysis::resolveWaits(t, 0, members);
+  ASSERT_EQ(named.size(), 20U);
+  ASSERT_EQ(inferred.size(), 20U);
+
+  const auto held = [&](const std::vector<analysis::ResolvedWait>& waits, bool all) {
+    analysis::Spans spans;
+    for (size_t i = 0; i < waits.size(); ++i) {
+      const analysis::ResolvedWait& w = waits[i];
+      if (w.behind == trace::kNone || (!all && inferred[i].source == analysis::WaitSource::kUnknown))
+        continue;
+      const int64_t to = std::min(t.activities[w.behind].end_ns, t.activities[w.next].start_ns);
+      if (to > w.from_ns) spans.push_back({w.from_ns, to});
+    }
+    return analysis::length(analysis::unionOf(std::move(spans)));
+  };
+  EXPECT_EQ(held(named, true), 591'000);
+  EXPECT_EQ(held(named, false), 482'000);
+  EXPECT_EQ(held(inferred, true), 482'000);
 }
 
 }  // namespace

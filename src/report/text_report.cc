@@ -130,6 +130,7 @@ class Text {
     }
     collectives(r);
     idle(r);
+    stalled(r);
     steps(r);
     path(r);
     taken(r);
@@ -181,9 +182,31 @@ class Text {
                       "profiler records",
                       amount(quiet)));
     }
-    if (r.lane.waits_recorded)
-      line(fmt::format("  stalled {}: a stream stood at an event behind a collective",
-                       amount(r.lane.stalled)));
+  }
+
+  // Between idle time and steps, in a paragraph of its own where nothing is idle.
+  void stalled(const LaneReport& r) {
+    const auto& l = r.lane;
+    if (l.waits == 0) return;
+    if (l.total.idle == 0) line("");
+    if (l.stalled_from == analysis::StalledFrom::kNothing) {
+      line(
+          "  stalled: not known (the trace does not name the events that streams waited for, nor do the "
+          "times)");
+      return;
+    }
+    std::string text =
+        fmt::format("  stalled {}: a stream stood at an event behind a collective", amount(l.stalled));
+    const std::string unknown =
+        l.waits_unknown > 0 ? fmt::format("nothing is known of {} of {} waits", l.waits_unknown, l.waits)
+                            : "";
+    if (l.stalled_from == analysis::StalledFrom::kInferred) {
+      text += " (inferred: the trace does not name the events";
+      text += unknown.empty() ? ")" : "; " + unknown + ")";
+    } else if (!unknown.empty()) {
+      text += " (" + unknown + ")";
+    }
+    line(text);
   }
 
   void steps(const LaneReport& r) {
