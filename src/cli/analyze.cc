@@ -171,12 +171,7 @@ int reportRunLogs(const Options& o) {
     const auto run = meter::readRun(input);
     if (!run.ok()) return fail(run.status());
     if (!o.html.empty()) {
-      const Status status = writeFile(o.html, [&](std::FILE* file) {
-        const std::string page = meter::reportHtml(run.value());
-        if (std::fwrite(page.data(), 1, page.size(), file) == page.size()) return Status();
-        return Status(StatusCode::kUnavailable,
-                      fmt::format("{}: cannot be written: {}", o.html, std::strerror(errno)));
-      });
+      const Status status = writeFile(o.html, meter::reportHtml(run.value()));
       if (!status.ok()) return fail(status);
     }
     fmt::print("{}", o.json ? meter::reportJson(run.value()) : meter::reportText(run.value()));
@@ -210,12 +205,7 @@ int run(const Options& o) {
   progress.clear();
   if (!result.ok()) return fail(result.status());
   if (!o.html.empty()) {
-    const Status status = writeFile(o.html, [&](std::FILE* file) {
-      const std::string page = report::analyzeHtml(result.value());
-      if (std::fwrite(page.data(), 1, page.size(), file) == page.size()) return Status();
-      return Status(StatusCode::kUnavailable,
-                    fmt::format("{}: cannot be written: {}", o.html, std::strerror(errno)));
-    });
+    const Status status = writeFile(o.html, report::analyzeHtml(result.value()));
     if (!status.ok()) return fail(status);
   }
   if (!o.perfetto.empty()) {

@@ -2,12 +2,10 @@
 #include <fmt/format.h>
 
 #include <CLI/CLI.hpp>
-#include <cerrno>
 #include <cstdio>
-#include <cstring>
-#include <fstream>
 
 #include "cli/command.h"
+#include "cli/write_file.h"
 #include "meter/meter_report.h"
 
 namespace halfwire::cli {
@@ -31,7 +29,6 @@ int report(const ReportOptions& o) {
                       ? "--compare takes two folders of run logs, as in `halfwire report --compare A B`"
                       : "give one folder of run logs, as in `halfwire report logs` (two with --compare)");
   }
-  if (o.compare && !o.html.empty()) return refuse("--html shows one run: give it without --compare");
   std::vector<meter::RunSummary> runs;
   for (const std::string& path : o.runs) {
     auto run = meter::readRun(path);
@@ -39,10 +36,9 @@ int report(const ReportOptions& o) {
     runs.push_back(std::move(run).value());
   }
   if (!o.html.empty()) {
-    std::ofstream out(o.html, std::ios::binary);
-    out << meter::reportHtml(runs[0]);
-    out.close();
-    if (!out) return refuse(fmt::format("cannot write {}: {}", o.html, std::strerror(errno)));
+    const Status status =
+        writeFile(o.html, o.compare ? meter::compareHtml(runs[0], runs[1]) : meter::reportHtml(runs[0]));
+    if (!status.ok()) return refuse(status.message());
   }
   std::string text;
   if (o.compare) {
@@ -64,13 +60,12 @@ void addReportCommand(CLI::App& app, int* exit_code) {
       ->required();
   sub->add_flag("--compare", options->compare, "two runs side by side, with one sentence of verdict");
   sub->add_flag("--json", options->json, "as JSON (docs/meter.md)");
-  sub->add_option("--html", options->html, "also write a page of one run that needs no network")
-      ->type_name("FILE");
+  sub->add_option("--html", options->html, "also write a page that needs no network")->type_name("FILE");
   sub->footer(
       "Examples:\n"
       "  halfwire run --mode meter --log logs -- torchrun --nproc-per-node 4 train.py && halfwire report "
       "logs\n"
-      "  halfwire report --compare exact compressed");
+      "  halfwire report --compare exact compressed --html compare.html");
   sub->callback([options, exit_code] { *exit_code = report(*options); });
 }
 

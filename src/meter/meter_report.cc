@@ -10,8 +10,13 @@
 #include <tuple>
 
 #include "base/units.h"
+#include "page/page.h"
 
 namespace halfwire::meter {
+
+// Generated from meter.html.
+extern const char* const kMeterHtml;
+
 namespace {
 
 using nlohmann::ordered_json;
@@ -29,11 +34,12 @@ RankSummary summarizeRank(const RunLogRecord& record) {
   r.rank = record.rank;
   r.host = record.host;
   r.meter = record.meter;
-  std::vector<double> all, sampled, unsampled, exposed;
+  std::vector<double> all, sampled, unsampled, exposed, own;
   for (const RunLogStepRecord& s : record.meter.steps) {
     if (s.number < record.meter.warmup) continue;
     all.push_back(ms(s.duration_ns));
     (s.sampled ? sampled : unsampled).push_back(ms(s.duration_ns));
+    own.push_back(std::max(0.0, ms(s.duration_ns) - ms(s.host_blocked_ns)));
     r.host_blocked_ms += ms(s.host_blocked_ns);
     r.host_behind_ms += ms(s.host_behind_ns);
     r.asked += static_cast<double>(s.bytes_asked);
@@ -49,6 +55,7 @@ RankSummary summarizeRank(const RunLogRecord& record) {
   r.step_ms = median(all);
   r.sampled_ms = median(sampled);
   r.unsampled_ms = median(unsampled);
+  r.host_own_ms = median(std::move(own));
   const double steps = std::max<double>(1, static_cast<double>(r.steps));
   for (double* value : {&r.host_blocked_ms, &r.host_behind_ms, &r.asked, &r.ring, &r.sent, &r.calls})
     *value /= steps;
@@ -191,16 +198,31 @@ double gb(double bytes) { return bytes * 1e-9; }
 
 std::string exposedCell(bool there, double value) { return there ? fmt::format("{:.3f}", value) : "-"; }
 
-ordered_json numbers(double step, bool measured, double exposed, double blocked, double behind, double asked,
-                     double ring, double sent, double calls) {
-  return {{"step_ms", step},
-          {"exposed_ms", measured ? ordered_json(exposed) : ordered_json()},
-          {"host_blocked_ms", blocked},
-          {"host_behind_collective_ms", behind},
-          {"bytes_asked", asked},
-          {"bytes_exact_ring", ring},
-          {"bytes_sent", sent},
-          {"calls", calls}};
+// Of a rank or of a run.
+template <class Summary>
+ordered_json numbers(const Summary& s, bool measured) {
+  return {{"step_ms", s.step_ms},
+          {"exposed_ms", measured ? ordered_json(s.exposed_ms) : ordered_json()},
+          {"host_blocked_ms", s.host_blocked_ms},
+          {"host_behind_collective_ms", s.host_behind_ms},
+          {"host_own_ms", s.host_own_ms},
+          {"bytes_asked", s.asked},
+          {"bytes_exact_ring", s.ring},
+          {"bytes_sent", s.sent},
+          {"calls", s.calls}};
+}
+
+ordered_json sizeJson(const SizeSummary& s, bool measured) {
+  return {{"operation", opName(s.op)},
+          {"type", dataTypeName(s.type)},
+          {"ranks", s.ranks},
+          {"size_bucket_bytes", s.size_bucket},
+          {"calls", s.calls},
+          {"bytes_asked", s.asked},
+          {"bytes_exact_ring", s.ring},
+          {"bytes_sent", s.sent},
+          {"exposed_ms", measured ? ordered_json(s.exposed_ms) : ordered_json()},
+          {"exposed_most_ms", measured ? ordered_json(s.exposed_most_ms) : ordered_json()}};
 }
 
 ordered_json runJson(const RunSummary& run) {
@@ -208,8 +230,7 @@ ordered_json runJson(const RunSummary& run) {
   for (const RankSummary& r : run.ranks) {
     ordered_json one = {
         {"rank", r.rank}, {"host", r.host}, {"steps", r.steps}, {"measured_steps", r.measured}};
-    one.update(numbers(r.step_ms, r.measured > 0, r.exposed_ms, r.host_blocked_ms, r.host_behind_ms, r.asked,
-                       r.ring, r.sent, r.calls));
+    one.update(numbers(r, r.measured > 0));
     one["sampled_step_ms"] = r.sampled > 0 ? ordered_json(r.sampled_ms) : ordered_json();
     one["unsampled_step_ms"] = r.unsampled > 0 ? ordered_json(r.unsampled_ms) : ordered_json();
     ordered_json steps = ordered_json::array();
@@ -229,21 +250,9 @@ ordered_json runJson(const RunSummary& run) {
     ranks.push_back(std::move(one));
   }
   ordered_json sizes = ordered_json::array();
-  for (const SizeSummary& s : run.sizes) {
-    sizes.push_back({{"operation", opName(s.op)},
-                     {"type", dataTypeName(s.type)},
-                     {"ranks", s.ranks},
-                     {"size_bucket_bytes", s.size_bucket},
-                     {"calls", s.calls},
-                     {"bytes_asked", s.asked},
-                     {"bytes_exact_ring", s.ring},
-                     {"bytes_sent", s.sent},
-                     {"exposed_ms", run.measured ? ordered_json(s.exposed_ms) : ordered_json()},
-                     {"exposed_most_ms", run.measured ? ordered_json(s.exposed_most_ms) : ordered_json()}});
-  }
+  for (const SizeSummary& s : run.sizes) sizes.push_back(sizeJson(s, run.measured));
   ordered_json json = {{"path", run.path}, {"settings", run.settings}, {"world", run.world}};
-  json.update(numbers(run.step_ms, run.measured, run.exposed_ms, run.host_blocked_ms, run.host_behind_ms,
-                      run.asked, run.ring, run.sent, run.calls));
+  json.update(numbers(run, run.measured));
   json["waited_for_rank"] = run.waited_for >= 0 ? ordered_json(run.waited_for) : ordered_json();
   json["start_skew_median_ms"] = run.skew_median_ms >= 0 ? ordered_json(run.skew_median_ms) : ordered_json();
   json["start_skew_most_ms"] = run.skew_most_ms >= 0 ? ordered_json(run.skew_most_ms) : ordered_json();
@@ -257,31 +266,123 @@ std::string dump(const ordered_json& json) {
   return json.dump(2, ' ', false, nlohmann::json::error_handler_t::replace) + "\n";
 }
 
-std::string escaped(const std::string& text) {
-  std::string out;
-  for (const char c : text) {
-    switch (c) {
-      case '&':
-        out += "&amp;";
-        break;
-      case '<':
-        out += "&lt;";
-        break;
-      case '>':
-        out += "&gt;";
-        break;
-      case '"':
-        out += "&quot;";
-        break;
-      default:
-        out += c;
-    }
+// What the comparison's figures hold.
+constexpr const char* kRestWords =
+    "Step = waiting + the rest. The rest is what streams computed, alone and beside collectives, which slow "
+    "it "
+    "down, and what they\nidled for the host or a copy: the logs do not part these. Host's own is the "
+    "program's "
+    "thread outside its waits.";
+
+// Nobody must read "exposed 0" where the host does the waiting; but such waits last until the compute before
+// and beside the collective is done as well. Empty where there is nothing to say.
+std::string hostWords(const RunSummary& run) {
+  if (!run.measured || run.host_behind_ms <= 0.05 * run.step_ms || run.host_behind_ms <= run.exposed_ms)
+    return "";
+  return fmt::format(
+      "The program's own thread stands {:.1f} ms of a step ({:.0f} %) in waits behind collectives and "
+      "whatever "
+      "streams compute until then: what of it only a collective needed, exposed does not show unless a "
+      "stream "
+      "waited too.",
+      run.host_behind_ms, 100 * run.host_behind_ms / run.step_ms);
+}
+
+std::string waitedForWords(const RunSummary& run) {
+  return fmt::format("the others wait for rank {}: it is exposed least", run.waited_for);
+}
+
+std::string skewWords(const RunSummary& run) {
+  return fmt::format("ranks of one host begin a step {:.3f} ms apart by median, {:.3f} ms at most",
+                     run.skew_median_ms, run.skew_most_ms);
+}
+
+// What is not waiting for collectives: compute, and a host or a copy that comes late.
+double rest(const RunSummary& r) { return r.step_ms - r.exposed_ms; }
+
+// A line of the comparison.
+struct Line {
+  const char* name;
+  double a, b;
+  int digits;
+  bool known = true;
+};
+
+std::vector<Line> lines(const RunSummary& a, const RunSummary& b) {
+  const bool known = a.measured && b.measured;
+  return {{"step ms", a.step_ms, b.step_ms, 3},
+          {"  waiting: exposed ms", a.exposed_ms, b.exposed_ms, 3, known},
+          {"  the rest: compute, host ms", rest(a), rest(b), 3, known},
+          {"host-blocked ms", a.host_blocked_ms, b.host_blocked_ms, 3},
+          {"host's own ms", a.host_own_ms, b.host_own_ms, 3},
+          {"GB asked", gb(a.asked), gb(b.asked), 4},
+          {"GB an exact ring would send", gb(a.ring), gb(b.ring), 4},
+          {"GB sent", gb(a.sent), gb(b.sent), 4},
+          {"calls", a.calls, b.calls, 1}};
+}
+
+// The same kind of call in both runs; null where one has none.
+struct SizePair {
+  const SizeSummary* a = nullptr;
+  const SizeSummary* b = nullptr;
+  double most() const { return std::max(a != nullptr ? a->exposed_ms : 0, b != nullptr ? b->exposed_ms : 0); }
+};
+
+std::vector<SizePair> sizePairs(const RunSummary& a, const RunSummary& b) {
+  std::map<std::tuple<CollectiveOp, ncclDataType_t, uint32_t, uint64_t>, SizePair> pairs;
+  for (const SizeSummary& s : a.sizes) pairs[{s.op, s.type, s.ranks, s.size_bucket}].a = &s;
+  for (const SizeSummary& s : b.sizes) pairs[{s.op, s.type, s.ranks, s.size_bucket}].b = &s;
+  std::vector<SizePair> out;
+  for (const auto& [key, pair] : pairs) out.push_back(pair);
+  std::stable_sort(out.begin(), out.end(),
+                   [](const SizePair& x, const SizePair& y) { return x.most() > y.most(); });
+  return out;
+}
+
+ordered_json pairsJson(const RunSummary& a, const RunSummary& b) {
+  ordered_json out = ordered_json::array();
+  for (const SizePair& p : sizePairs(a, b)) {
+    out.push_back({{"a", p.a != nullptr ? sizeJson(*p.a, a.measured) : ordered_json()},
+                   {"b", p.b != nullptr ? sizeJson(*p.b, b.measured) : ordered_json()}});
   }
   return out;
 }
 
-// What is neither waiting for communication nor counted twice: compute, and a host or rank that comes late.
-double rest(const RunSummary& r) { return r.step_ms - (r.measured ? r.exposed_ms : 0); }
+// "of the +22.10 ms, +21.98 are waiting for collectives and +0.12 the rest (...)".
+std::string parts(const RunSummary& a, const RunSummary& b) {
+  return fmt::format(
+      "of the {:+.2f} ms, {:+.2f} are waiting for collectives and {:+.2f} the rest (compute beside "
+      "communication, host)",
+      b.step_ms - a.step_ms, b.exposed_ms - a.exposed_ms, rest(b) - rest(a));
+}
+
+// Whose the difference of the rest is, as far as the program's own thread says it. That thread's time outside
+// its waits is the host's; where that is as long and the rest is not, the host waited for a device that did
+// not wait for collectives.
+std::string whose(const RunSummary& a, const RunSummary& b) {
+  const double grown = rest(b) - rest(a);
+  const double own = b.host_own_ms - a.host_own_ms;
+  if (a.host_own_ms > 0.95 * a.step_ms && b.host_own_ms > 0.95 * b.step_ms)
+    return "; which of the two, the logs cannot tell, since the program's thread hardly waits in either";
+  const std::string figures =
+      fmt::format("the program's thread is busy {:.2f} ms outside its waits instead of {:.2f} ms",
+                  b.host_own_ms, a.host_own_ms);
+  if (own * grown > 0 && std::abs(own) >= 0.5 * std::abs(grown)) return "; " + figures + ", which may be why";
+  return fmt::format("; {}, so that it is the streams that {}", figures,
+                     grown > 0 ? "compute longer, or idle longer between the host's waits"
+                               : "compute less long, or idle less between the host's waits");
+}
+
+// The page with `view`, which says what it shows.
+std::string page(const ordered_json& view) {
+  return fillPage(kMeterHtml, view.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace));
+}
+
+ordered_json pageRun(const RunSummary& run) {
+  ordered_json json = runJson(run);
+  for (ordered_json& rank : json["ranks"]) rank.erase("per_step");  // thousands, and not shown
+  return json;
+}
 
 }  // namespace
 
@@ -305,6 +406,7 @@ RunSummary summarize(const std::vector<RunLogRecord>& records, const std::string
     run.step_ms += r.step_ms;
     run.host_blocked_ms += r.host_blocked_ms;
     run.host_behind_ms += r.host_behind_ms;
+    run.host_own_ms += r.host_own_ms;
     run.asked += r.asked;
     run.ring += r.ring;
     run.sent += r.sent;
@@ -313,8 +415,8 @@ RunSummary summarize(const std::vector<RunLogRecord>& records, const std::string
     ++measured;
     run.exposed_ms += r.exposed_ms;
   }
-  for (double* value : {&run.step_ms, &run.host_blocked_ms, &run.host_behind_ms, &run.asked, &run.ring,
-                        &run.sent, &run.calls})
+  for (double* value : {&run.step_ms, &run.host_blocked_ms, &run.host_behind_ms, &run.host_own_ms, &run.asked,
+                        &run.ring, &run.sent, &run.calls})
     *value /= std::max(n, 1.0);
   run.measured = measured > 0;
   run.exposed_ms /= std::max(measured, 1.0);
@@ -395,14 +497,7 @@ std::string reportText(const RunSummary& run) {
       "computes "
       "stood at a wait for a collective.\n"
       "Host-blocked is the program's thread in synchronising calls and is no part of it.\n";
-  // Nobody must read "exposed 0" where the host does the waiting.
-  if (run.measured && run.host_behind_ms > 0.05 * run.step_ms && run.host_behind_ms > run.exposed_ms) {
-    out += fmt::format(
-        "The program's own thread waits {:.1f} ms of a step ({:.0f} %) for collectives: no stream is left to "
-        "wait, and "
-        "exposed does not show it.\n",
-        run.host_behind_ms, 100 * run.host_behind_ms / run.step_ms);
-  }
+  if (const std::string words = hostWords(run); !words.empty()) out += words + "\n";
   out += "\n";
   if (!run.sizes.empty()) {
     out += fmt::format("{:<14} {:<8} {:>6}  {:>9}  {:>8}  {:>9}  {:>9}  {:>9}  {:>11}  {:>11}\n",
@@ -416,12 +511,8 @@ std::string reportText(const RunSummary& run) {
     }
     out += "A step, means over the ranks; calls before and outside steps are spread over all.\n\n";
   }
-  if (run.waited_for >= 0)
-    out += fmt::format("the others wait for rank {}: it is exposed least\n", run.waited_for);
-  if (run.skew_median_ms >= 0) {
-    out += fmt::format("ranks of one host begin a step {:.3f} ms apart by median, {:.3f} ms at most\n",
-                       run.skew_median_ms, run.skew_most_ms);
-  }
+  if (run.waited_for >= 0) out += waitedForWords(run) + "\n";
+  if (run.skew_median_ms >= 0) out += skewWords(run) + "\n";
   for (const std::string& note : run.notes) out += note + "\n";
   return out;
 }
@@ -433,35 +524,22 @@ std::string reportJson(const RunSummary& run) {
 }
 
 std::string reportHtml(const RunSummary& run) {
-  std::string out =
-      "<!doctype html><html lang=\"en\"><meta charset=\"utf-8\"><title>Halfwire: exposed "
-      "communication</title>"
-      "<style>body{font:15px/1.5 system-ui,sans-serif;margin:2rem auto;max-width:72rem;padding:0 1rem}"
-      "pre{overflow-x:auto}svg{max-width:100%}rect.e{fill:#c2452d}rect.r{fill:#4a7ba6}</style>";
-  out += fmt::format("<h1>{}</h1><p>{:.3f} ms a step", escaped(run.path), run.step_ms);
-  if (run.measured)
-    out += fmt::format(", of which {:.3f} ms ({:.1f} %) wait for collectives", run.exposed_ms,
-                       run.step_ms > 0 ? 100 * run.exposed_ms / run.step_ms : 0.0);
-  out += "</p>";
-  double longest = 1e-9;
-  for (const RankSummary& r : run.ranks) longest = std::max(longest, r.step_ms);
-  out +=
-      fmt::format("<svg role=\"img\" aria-label=\"exposed part of each rank's step\" viewBox=\"0 0 800 {}\">",
-                  24 * run.ranks.size() + 4);
-  for (size_t i = 0; i < run.ranks.size(); ++i) {
-    const RankSummary& r = run.ranks[i];
-    const double width = 640 * r.step_ms / longest;
-    const double part =
-        r.measured > 0 && r.step_ms > 0 ? std::clamp(r.exposed_ms / r.step_ms, 0.0, 1.0) * width : 0;
-    out += fmt::format(
-        "<text x=\"0\" y=\"{0}\" font-size=\"13\">rank {1}</text><rect class=\"r\" x=\"70\" y=\"{2}\" "
-        "width=\"{3:.1f}\" "
-        "height=\"16\"/><rect class=\"e\" x=\"{4:.1f}\" y=\"{2}\" width=\"{5:.1f}\" height=\"16\"/>",
-        24 * i + 17, r.rank, 24 * i + 4, width - part, 70 + width - part, part);
+  std::string lead = fmt::format("{:.3f} ms a step", run.step_ms);
+  if (run.measured) {
+    lead += fmt::format(", of which {:.3f} ms ({:.1f} %) wait for collectives", run.exposed_ms,
+                        run.step_ms > 0 ? 100 * run.exposed_ms / run.step_ms : 0.0);
   }
-  out += "</svg><p>Red: exposed communication. Blue: the rest of the step.</p><pre>" +
-         escaped(reportText(run)) + "</pre></html>\n";
-  return out;
+  std::vector<std::string> notes = run.notes;
+  if (run.skew_median_ms >= 0) notes.insert(notes.begin(), skewWords(run));
+  if (run.waited_for >= 0) notes.insert(notes.begin(), waitedForWords(run));
+  if (const std::string words = hostWords(run); !words.empty()) notes.insert(notes.begin(), words);
+  ordered_json collectives = ordered_json::array();
+  for (const SizeSummary& s : run.sizes) collectives.push_back({{"a", sizeJson(s, run.measured)}});
+  return page({{"lead", lead},
+               {"runs", ordered_json::array({pageRun(run)})},
+               {"notes", ordered_json::array({notes})},
+               {"collectives", std::move(collectives)},
+               {"lines", ordered_json::array()}});
 }
 
 std::string verdict(const RunSummary& a, const RunSummary& b) {
@@ -478,8 +556,11 @@ std::string verdict(const RunSummary& a, const RunSummary& b) {
     moved +=
         fmt::format(" in {:.0f} {} instead of {:.0f}", b.calls, b.calls < 1.5 ? "call" : "calls", a.calls);
   if (std::abs(step) < 0.01 * a.step_ms) {
-    return fmt::format("{}, and its step is as long ({:.2f} ms, {:+.2f} ms): what changed had been hidden.",
-                       moved, b.step_ms, step);
+    // What is saved in waiting and spent again in compute is not hidden.
+    const bool traded = known && std::abs(exposed) >= 0.01 * a.step_ms;
+    return fmt::format(
+        "{}, and its step is as long ({:.2f} ms): {}.", moved, b.step_ms,
+        traded ? parts(a, b) + whose(a, b) : fmt::format("what changed had been hidden ({:+.2f} ms)", step));
   }
   const std::string change = fmt::format("its step is {:.2f} ms ({:.1f} %) {}", std::abs(step),
                                          100 * std::abs(step) / a.step_ms, step > 0 ? "longer" : "shorter");
@@ -494,52 +575,65 @@ std::string verdict(const RunSummary& a, const RunSummary& b) {
       return fmt::format(
           "{}{} {}: streams wait {:.2f} ms for collectives instead of {:.2f} ms, since what had been hidden "
           "behind "
-          "compute in A is waited for in B.",
-          moved, contrast ? ", yet" : " and", change, b.exposed_ms, a.exposed_ms);
+          "compute in A is waited for in B; {}.",
+          moved, contrast ? ", yet" : " and", change, b.exposed_ms, a.exposed_ms, parts(a, b));
     }
-    return fmt::format("{} and {}: streams wait {:.2f} ms for collectives instead of {:.2f} ms.", moved,
-                       change, b.exposed_ms, a.exposed_ms);
+    return fmt::format("{} and {}: streams wait {:.2f} ms for collectives instead of {:.2f} ms; {}.", moved,
+                       change, b.exposed_ms, a.exposed_ms, parts(a, b));
   }
   return fmt::format(
       "{}{} {}, and that is not waiting for collectives ({:.2f} ms against {:.2f} ms): the rest of the step, "
-      "compute "
-      "beside communication and the host, went from {:.2f} to {:.2f} ms.",
-      moved, contrast ? ", yet" : " and", change, b.exposed_ms, a.exposed_ms, rest(a), rest(b));
+      "compute beside communication and the host, went from {:.2f} to {:.2f} ms{}.",
+      moved, contrast ? ", yet" : " and", change, b.exposed_ms, a.exposed_ms, rest(a), rest(b), whose(a, b));
 }
 
 std::string compareText(const RunSummary& a, const RunSummary& b) {
   std::string out =
       fmt::format("A: {} ({})\nB: {} ({})\n\n{:<34}{:>12}{:>12}{:>12}{:>10}\n", a.path, a.settings, b.path,
                   b.settings, "a step, means over the ranks", "A", "B", "B - A", "B / A");
-  const auto row = [&](const char* name, bool there, double x, double y, int digits) {
-    if (!there) {
-      out += fmt::format("{:<34}{:>12}{:>12}\n", name, "-", "-");
-      return;
+  for (const Line& l : lines(a, b)) {
+    if (!l.known) {
+      out += fmt::format("{:<34}{:>12}{:>12}\n", l.name, "-", "-");
+      continue;
     }
-    out += fmt::format("{:<34}{:>12.{}f}{:>12.{}f}{:>+12.{}f}{:>10}\n", name, x, digits, y, digits, y - x,
-                       digits, x > 0 ? fmt::format("{:.3f}", y / x) : "-");
-  };
-  const bool known = a.measured && b.measured;
-  row("step ms", true, a.step_ms, b.step_ms, 3);
-  row("exposed ms", known, a.exposed_ms, b.exposed_ms, 3);
-  row("rest ms: compute, host", known, rest(a), rest(b), 3);
-  row("host-blocked ms", true, a.host_blocked_ms, b.host_blocked_ms, 3);
-  row("GB asked", true, gb(a.asked), gb(b.asked), 4);
-  row("GB an exact ring would send", true, gb(a.ring), gb(b.ring), 4);
-  row("GB sent", true, gb(a.sent), gb(b.sent), 4);
-  row("calls", true, a.calls, b.calls, 1);
-  out +=
-      "The rest contains the slow-down of compute that runs beside collectives.\n\n" + verdict(a, b) + "\n";
+    out += fmt::format("{:<34}{:>12.{}f}{:>12.{}f}{:>+12.{}f}{:>10}\n", l.name, l.a, l.digits, l.b, l.digits,
+                       l.b - l.a, l.digits, l.a > 0 ? fmt::format("{:.3f}", l.b / l.a) : "-");
+  }
+  out += std::string(kRestWords) + "\n\n" + verdict(a, b) + "\n";
   return out;
 }
 
 std::string compareJson(const RunSummary& a, const RunSummary& b) {
+  const bool known = a.measured && b.measured;
+  const auto both = [&](double x) { return known ? ordered_json(x) : ordered_json(); };
   return dump({{"schema", "halfwire.report.compare"},
                {"schema_version", 1},
                {"verdict", verdict(a, b)},
-               {"rest_ms", {rest(a), rest(b)}},
+               {"rest_ms", ordered_json::array({both(rest(a)), both(rest(b))})},
+               {"difference_ms",
+                {{"step", b.step_ms - a.step_ms},
+                 {"exposed", both(b.exposed_ms - a.exposed_ms)},
+                 {"rest", both(rest(b) - rest(a))},
+                 {"host_own", b.host_own_ms - a.host_own_ms}}},
+               {"collectives", pairsJson(a, b)},
                {"a", runJson(a)},
                {"b", runJson(b)}});
+}
+
+std::string compareHtml(const RunSummary& a, const RunSummary& b) {
+  ordered_json table = ordered_json::array();
+  for (const Line& l : lines(a, b)) {
+    table.push_back({{"name", l.name},
+                     {"a", l.known ? ordered_json(l.a) : ordered_json()},
+                     {"b", l.known ? ordered_json(l.b) : ordered_json()},
+                     {"digits", l.digits}});
+  }
+  return page({{"lead", verdict(a, b)},
+               {"runs", ordered_json::array({pageRun(a), pageRun(b)})},
+               {"notes", ordered_json::array({a.notes, b.notes})},
+               {"collectives", pairsJson(a, b)},
+               {"lines", std::move(table)},
+               {"rest", kRestWords}});
 }
 
 }  // namespace halfwire::meter

@@ -20,6 +20,7 @@ struct RankSummary {
   double exposed_ms = 0;  // median over the measured steps
   double host_blocked_ms = 0;
   double host_behind_ms = 0;  // the part of it in waits behind a collective
+  double host_own_ms = 0;     // median of the step less host-blocked: the program's thread outside its waits
   double asked = 0, ring = 0, sent = 0, calls = 0;
   double sampled_ms = 0, unsampled_ms = 0;  // medians
   uint64_t sampled = 0, unsampled = 0;
@@ -43,7 +44,7 @@ struct RunSummary {
   std::vector<RankSummary> ranks;
   std::vector<SizeSummary> sizes;  // most exposed first
   // Means over the ranks.
-  double step_ms = 0, exposed_ms = 0, host_blocked_ms = 0, host_behind_ms = 0;
+  double step_ms = 0, exposed_ms = 0, host_blocked_ms = 0, host_behind_ms = 0, host_own_ms = 0;
   double asked = 0, ring = 0, sent = 0, calls = 0;
   bool measured = false;  // exposed_ms is there
   int waited_for = -1;    // the rank that waited least for the others, where that says something
@@ -61,9 +62,12 @@ std::string reportText(const RunSummary& run);
 std::string reportJson(const RunSummary& run);
 std::string reportHtml(const RunSummary& run);
 
-// Two runs side by side, and what their difference is, in one sentence.
+// Two runs side by side, and what their difference is, in one sentence. A step is the time for which streams
+// waited for collectives (exposed) and the rest; the rest's difference holds the slow-down of compute that
+// runs beside collectives, together with what the host and copies cost, which the logs do not part from it.
 std::string verdict(const RunSummary& a, const RunSummary& b);
 std::string compareText(const RunSummary& a, const RunSummary& b);
 std::string compareJson(const RunSummary& a, const RunSummary& b);
+std::string compareHtml(const RunSummary& a, const RunSummary& b);
 
 }  // namespace halfwire::meter

@@ -6,9 +6,12 @@
 #include <gtest/gtest.h>
 #include <unistd.h>
 
+#include <algorithm>
+#include <cstdlib>
 #include <filesystem>
 #include <fstream>
 #include <nlohmann/json.hpp>
+#include <utility>
 
 namespace halfwire::meter {
 namespace {
@@ -59,6 +62,56 @@ RunLogRecord record(int rank, double step_ms, double exposed_ms, uint64_t calls 
     m.steps.push_back(s);
   }
   return r;
+}
+
+// The run logs of `halfwire bench step --preset ddp -n 2 --steps 40 --meter-every 2`, overlapped and merged,
+// and of the same with `--link 300Mbit --schedule overlapped`, exact and with `--mode wire`.
+std::string logs(const std::string& run) {
+  return std::string(std::getenv("HALFWIRE_SOURCE_DIR")) + "/src/meter/testdata/runs/" + run;
+}
+
+RunSummary read(const std::string& name) {
+  auto run = readRun(logs(name));
+  EXPECT_TRUE(run.ok()) << run.status().message();
+  return run.ok() ? std::move(run).value() : RunSummary{};
+}
+
+double medianOf(std::vector<double> v) {
+  std::sort(v.begin(), v.end());
+  return v.empty() ? 0 : (v[(v.size() - 1) / 2] + v[v.size() / 2]) / 2;
+}
+
+// Mean over the ranks of a step's and of exposed time's medians, and of the median of what the host did
+// itself, by the JSON alone.
+struct Oracle {
+  double step = 0, exposed = 0, own = 0;
+};
+
+Oracle oracle(const std::string& name) {
+  Oracle sum;
+  for (int rank = 0; rank < 2; ++rank) {
+    std::ifstream in(logs(name) + "/rank" + std::to_string(rank) + ".json");
+    const auto json = nlohmann::json::parse(in);
+    std::vector<double> step, exposed, own;
+    for (const auto& s : json["meter"]["steps"]) {
+      if (s["number"] < json["meter"]["warmup"]) continue;
+      const double ms = s["duration_ns"].get<double>() * 1e-6;
+      step.push_back(ms);
+      own.push_back(std::max(0.0, ms - s["host_blocked_ns"].get<double>() * 1e-6));
+      if (!s["exposed_ns"].is_null() && s["unmeasured"] == 0)
+        exposed.push_back(s["exposed_ns"].get<double>() * 1e-6);
+    }
+    sum.step += medianOf(step) / 2;
+    sum.exposed += medianOf(exposed) / 2;
+    sum.own += medianOf(own) / 2;
+  }
+  return sum;
+}
+
+nlohmann::json embedded(const std::string& html) {
+  const std::string open = "<script type=\"application/json\" id=\"data\">";
+  const size_t from = html.find(open) + open.size();
+  return nlohmann::json::parse(html.substr(from, html.find("</script>", from) - from));
 }
 
 RunSummary run(double step_ms, double exposed_ms, uint64_t calls = 8, uint64_t sent = 3'000'000) {
@@ -123,9 +176,91 @@ TEST(MeterReport, VerdictsNameTheCause) {
   RunSummary unknown = run(90, 4);
   unknown.measured = false;
   EXPECT_THAT(verdict(run(70, 4), unknown), HasSubstr("why is unknown"));
+  // What waiting saves and compute spends again is not hidden.
+  const std::string traded = verdict(run(70, 9), run(70.2, 4, 8, 1'500'000));
+  EXPECT_THAT(traded, HasSubstr("of the +0.20 ms, -5.00 are waiting for collectives and +5.20 the rest"));
+  EXPECT_THAT(traded, Not(HasSubstr("hidden")));
   // One sentence.
-  for (const std::string& v : {slower, verdict(run(70, 4), run(92, 26, 1))})
+  for (const std::string& v : {slower, traded, verdict(run(70, 4), run(92, 26, 1))})
     EXPECT_EQ(v.find(". "), std::string::npos);
+}
+
+TEST(MeterReport, TheStepIsWaitingAndTheRest) {
+  for (const auto& [first, second] : {std::pair("overlapped", "merged"), std::pair("exact", "compressed")}) {
+    const Oracle a = oracle(first), b = oracle(second);
+    const auto json = nlohmann::json::parse(compareJson(read(first), read(second)));
+    const auto& d = json["difference_ms"];
+    EXPECT_NEAR(d["step"].get<double>(), b.step - a.step, 1e-9);
+    EXPECT_NEAR(d["exposed"].get<double>(), b.exposed - a.exposed, 1e-9);
+    EXPECT_NEAR(d["rest"].get<double>(), (b.step - b.exposed) - (a.step - a.exposed), 1e-9);
+    EXPECT_NEAR(d["host_own"].get<double>(), b.own - a.own, 1e-9);
+    EXPECT_NEAR(json["rest_ms"][1].get<double>(), b.step - b.exposed, 1e-9);
+  }
+  const std::string merged = compareText(read("overlapped"), read("merged"));
+  EXPECT_THAT(merged, HasSubstr("  waiting: exposed ms                    3.464      17.404     +13.940"));
+  EXPECT_THAT(merged, HasSubstr("  the rest: compute, host ms            65.344      65.395      +0.051"));
+  EXPECT_THAT(merged, HasSubstr("of the +13.99 ms, +13.94 are waiting for collectives and +0.05 the rest "
+                                "(compute beside communication, host)."));
+  EXPECT_THAT(verdict(read("exact"), read("compressed")),
+              HasSubstr("of the -13.99 ms, -14.17 are waiting for collectives and +0.18 the rest"));
+}
+
+TEST(MeterReport, WhoseTheRestIsFollowsTheHostsOwnTime) {
+  const auto with = [](double step_ms, double own_ms) {
+    RunSummary s = run(step_ms, 4);
+    s.host_own_ms = own_ms;
+    return s;
+  };
+  EXPECT_THAT(
+      verdict(with(70, 5), with(80, 5.2)),
+      HasSubstr("is busy 5.20 ms outside its waits instead of 5.00 ms, so that it is the streams that "
+                "compute longer"));
+  EXPECT_THAT(verdict(with(70, 5), with(80, 14)), HasSubstr("instead of 5.00 ms, which may be why"));
+  EXPECT_THAT(verdict(with(80, 5), with(70, 6)), HasSubstr("compute less long"));
+  EXPECT_THAT(verdict(with(70, 69), with(80, 79)), HasSubstr("the logs cannot tell"));
+}
+
+TEST(MeterReport, WhatIsUnknownInOneRunIsInNeither) {
+  RunSummary unknown = run(90, 4);
+  unknown.measured = false;
+  EXPECT_THAT(compareText(run(70, 4), unknown),
+              HasSubstr("the rest: compute, host ms                 -           -\n"));
+  const auto json = nlohmann::json::parse(compareJson(run(70, 4), unknown));
+  EXPECT_TRUE(json["rest_ms"][0].is_null());
+  EXPECT_TRUE(json["difference_ms"]["exposed"].is_null());
+  EXPECT_EQ(json["difference_ms"]["step"], 20);
+  EXPECT_TRUE(embedded(compareHtml(run(70, 4), unknown))["lines"][1]["a"].is_null());
+}
+
+TEST(MeterReport, CollectivesOfBothRunsStandBesideEachOther) {
+  const auto json = nlohmann::json::parse(compareJson(read("overlapped"), read("merged")));
+  ASSERT_EQ(json["collectives"].size(), 2u);  // eight of 256 KiB in the one, one of 2 MiB in the other
+  EXPECT_EQ(json["collectives"][0]["b"]["size_bucket_bytes"], 2 << 20);
+  EXPECT_TRUE(json["collectives"][0]["a"].is_null());
+  EXPECT_EQ(json["collectives"][1]["a"]["size_bucket_bytes"], 256 << 10);
+  EXPECT_TRUE(json["collectives"][1]["b"].is_null());
+  const auto same = nlohmann::json::parse(compareJson(read("exact"), read("compressed")));
+  ASSERT_EQ(same["collectives"].size(), 1u);
+  EXPECT_EQ(same["collectives"][0]["a"], same["a"]["collectives"][0]);
+  EXPECT_EQ(same["collectives"][0]["b"], same["b"]["collectives"][0]);
+}
+
+TEST(MeterReport, PagesHoldWhatTheJsonSays) {
+  const RunSummary a = read("exact"), b = read("compressed");
+  const auto both = embedded(compareHtml(a, b));
+  const auto json = nlohmann::json::parse(compareJson(a, b));
+  EXPECT_EQ(both["lead"], json["verdict"]);
+  EXPECT_EQ(both["collectives"], json["collectives"]);
+  ASSERT_EQ(both["runs"].size(), 2u);
+  EXPECT_EQ(both["runs"][1]["step_ms"], json["b"]["step_ms"]);
+  EXPECT_FALSE(both["runs"][1]["ranks"][0].contains("per_step"));
+  EXPECT_EQ(both["lines"][2]["a"], json["rest_ms"][0]);
+  EXPECT_EQ(both["notes"], nlohmann::json::array({a.notes, b.notes}));
+  const auto one = embedded(reportHtml(a));
+  ASSERT_EQ(one["runs"].size(), 1u);
+  EXPECT_THAT(one["lead"].get<std::string>(), HasSubstr("ms a step, of which"));
+  for (const char* outside : {"http:", "https:", " src=", "<link", "@import", "url(", "fetch("})
+    EXPECT_THAT(compareHtml(a, b), Not(HasSubstr(outside)));
 }
 
 TEST(MeterReport, JsonAndPage) {
@@ -138,7 +273,10 @@ TEST(MeterReport, JsonAndPage) {
   EXPECT_EQ(json["ranks"][0]["per_step"].size(), 12u);
   EXPECT_TRUE(json["ranks"][0]["per_step"][3]["exposed_ms"].is_null());
   EXPECT_EQ(json["collectives"][0]["size_bucket_bytes"], 1 << 20);
-  EXPECT_THAT(reportHtml(s), Not(HasSubstr("<script")));
+  for (const std::string& html : {reportHtml(s), compareHtml(s, s)}) {
+    EXPECT_THAT(html, Not(HasSubstr("<script>alert")));
+    EXPECT_EQ(embedded(html)["runs"][0]["path"], s.path);
+  }
   const auto both = nlohmann::json::parse(compareJson(run(70, 4), run(92, 26, 1)));
   EXPECT_EQ(both["a"]["step_ms"], 70);
   EXPECT_THAT(both["verdict"].get<std::string>(), HasSubstr("longer"));
