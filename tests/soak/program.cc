@@ -30,10 +30,15 @@ class Generator {
     const int steps = static_cast<int>(random_.between(5, 14));
     for (int i = 0; i < steps; ++i) makeStep();
     program_.victim = static_cast<int>(random_.between(0, program_.ranks - 1));
-    program_.kill_step = static_cast<int>(random_.between(0, steps * 2 - 1));
-    program_.kill_after_call = random_.chance(60);
-    program_.kill_timed = random_.chance(50);
-    program_.kill_after_s = random_.uniform() * 0.6;
+    program_.aborts = random_.chance(60);
+    program_.end_step = static_cast<int>(random_.between(0, steps * 2 - 1));
+    program_.end_after_call = random_.chance(60);
+    program_.end_timed = random_.chance(50);
+    program_.end_after_s = random_.uniform() * 0.6;
+    program_.abort_after_us = random_.chance(40) ? 0 : static_cast<int>(random_.between(0, 5000));
+    for (size_t i = 0; i < program_.comms.size(); ++i) program_.abort_order.push_back(static_cast<int>(i));
+    random_.shuffle(&program_.abort_order);
+    for (int i = 0; i < program_.ranks; ++i) program_.has_watchdog.push_back(random_.chance(65));
     return std::move(program_);
   }
 
@@ -68,6 +73,9 @@ class Generator {
     for (int i = 0; i < program_.ranks; ++i) all[i] = i;
     std::vector<int> world = all;
     if (random_.chance(50)) random_.shuffle(&world);
+    // No communicator is non-blocking, all are, or some.
+    const int what = static_cast<int>(random_.between(0, 99));
+    non_blocking_percent_ = what < 75 ? 0 : what < 90 ? 100 : 50;
     addById(world);
     if (random_.chance(35)) return;
     if (random_.chance(50)) {
@@ -75,11 +83,15 @@ class Generator {
       random_.shuffle(&all);
       all.resize(static_cast<size_t>(random_.between(2, program_.ranks)));
       addById(all);
-      program_.create_grouped = random_.chance(40);
+      program_.create_grouped =
+          random_.chance(40) && program_.comms[0].blocking == program_.comms[1].blocking;
       return;
     }
     Creation split;
     split.how = CommHow::kSplit;
+    split.config = random_.chance(40) ? Config::kNone : pickConfig();
+    const bool blocking =
+        split.config == Config::kNone ? program_.comms[0].blocking : split.config == Config::kBlocking;
     const int colors = static_cast<int>(random_.between(1, 2));
     std::vector<std::vector<std::pair<std::pair<int, int>, int>>> members(colors);
     for (int rank = 0; rank < program_.ranks; ++rank) {
@@ -95,6 +107,7 @@ class Generator {
       std::sort(group.begin(), group.end());
       Comm comm;
       comm.creation = static_cast<int>(program_.creations.size());
+      comm.blocking = blocking;
       for (const auto& member : group) comm.members.push_back(member.second);
       split.comms.push_back(static_cast<int>(program_.comms.size()));
       program_.comms.push_back(comm);
@@ -105,8 +118,15 @@ class Generator {
   void addById(const std::vector<int>& members) {
     Creation creation;
     creation.comms = {static_cast<int>(program_.comms.size())};
-    program_.comms.push_back({members, static_cast<int>(program_.creations.size())});
+    creation.config = pickConfig();
+    if (creation.config == Config::kBlocking && random_.chance(70)) creation.config = Config::kNone;
+    program_.comms.push_back(
+        {members, static_cast<int>(program_.creations.size()), creation.config != Config::kNonBlocking});
     program_.creations.push_back(creation);
+  }
+
+  Config pickConfig() {
+    return random_.chance(non_blocking_percent_) ? Config::kNonBlocking : Config::kBlocking;
   }
 
   uint64_t pickCount(int ranks, uint64_t limit) {
@@ -227,6 +247,8 @@ class Generator {
     std::vector<int> canonical;
     for (const int comm : comms) {
       if (!wide && !canonical.empty()) break;
+      // Blocking and non-blocking communicators share no group.
+      if (program_.comms[comm].blocking != program_.comms[comms[0]].blocking) continue;
       if (wide && random_.chance(25) && comms.size() > 1) continue;
       const int collectives = wide ? static_cast<int>(random_.between(0, 4)) : random_.chance(85) ? 1 : 0;
       const int messages = wide ? (random_.chance(45) ? static_cast<int>(random_.between(1, 4)) : 0)
@@ -350,6 +372,7 @@ class Generator {
   Random random_;
   Program program_;
   uint64_t used_ = 0;
+  int non_blocking_percent_ = 0;
 };
 
 const char* redOpName(RedOp redop) {
@@ -423,8 +446,13 @@ uint64_t recvElements(const Program& program, const Op& op, int comm_rank) {
 
 bool shouldCompress(const Program& program, const Op& op) {
   if (program.settings.at("HALFWIRE_MODE") != "wire") return false;  // shadows leave every result exact
-  const uint64_t ranks = program.comms[op.comm].members.size();
+  const Comm& comm = program.comms[op.comm];
+  const uint64_t ranks = comm.members.size();
   if (ranks < 2 || op.count == 0) return false;
+  // Non-blocking communicators and their children pass.
+  const bool parent_blocks =
+      program.creations[comm.creation].how == CommHow::kId || program.comms[0].blocking;
+  if (!comm.blocking || !parent_blocks) return false;
   if (op.type != ncclBfloat16 && op.type != ncclFloat16 && op.type != ncclFloat32) return false;
   const std::string& ops = program.settings.at("HALFWIRE_OPS");
   uint64_t bytes = op.count * ncclTypeBytes(op.type);
@@ -473,7 +501,8 @@ std::string describeProgram(const Program& program) {
     text << "  comm " << c
          << (program.creations[program.comms[c].creation].how == CommHow::kId ? " by id:" : " by split:");
     for (const int member : program.comms[c].members) text << " " << member;
-    text << (program.create_grouped ? " (grouped)\n" : "\n");
+    text << (program.comms[c].blocking ? "" : " non-blocking")
+         << (program.create_grouped ? " (grouped)\n" : "\n");
   }
   for (const Op& op : program.ops) {
     text << "  " << describeOp(program, op) << "\n";
@@ -504,13 +533,19 @@ std::string describeProgram(const Program& program) {
       text << "\n";
     }
   }
-  text << "  when killed: rank " << program.victim;
-  if (program.kill_timed) {
-    text << " after " << program.kill_after_s << " s\n";
+  text << "  when killed or aborted (" << (program.aborts ? "aborted" : "killed")
+       << " if it may be either): rank " << program.victim;
+  if (program.end_timed) {
+    text << " after " << program.end_after_s << " s";
   } else {
-    text << (program.kill_after_call ? " behind" : " before") << " step " << program.kill_step
-         << " (counted over repetitions)\n";
+    text << (program.end_after_call ? " behind" : " before") << " step " << program.end_step
+         << " (counted over repetitions), aborted " << program.abort_after_us << " us into it";
   }
+  text << "; watchdogs on ranks";
+  for (size_t i = 0; i < program.has_watchdog.size(); ++i) {
+    if (program.has_watchdog[i]) text << " " << i;
+  }
+  text << "\n";
   return text.str();
 }
 

@@ -69,11 +69,16 @@ enum class CommHow : uint8_t { kId, kSplit };
 struct Comm {
   std::vector<int> members;  // ranks of the job in the communicator's order
   int creation = 0;
+  bool blocking = true;
 };
+
+// What ncclConfig_t says of blocking; without one an id's communicator blocks and a split's is as its parent.
+enum class Config : uint8_t { kNone, kBlocking, kNonBlocking };
 
 // One creation makes one communicator (by an id) or several (a split with several colours).
 struct Creation {
   CommHow how = CommHow::kId;
+  Config config = Config::kNone;
   std::vector<int> comms;
   std::vector<int> color;  // split, by rank of the job; NCCL_SPLIT_NOCOLOR for none
   std::vector<int> key;
@@ -106,12 +111,16 @@ struct Program {
   std::vector<Comm> comms;
   std::vector<Op> ops;
   std::vector<Step> steps;
-  // Where the program is killed, if it is.
+  // How the program ends where a rank of it is to be killed or to abort.
   int victim = 0;
-  int kill_step = 0;  // the victim kills itself at this step ...
-  bool kill_after_call = false;
-  bool kill_timed = false;  // ... or is killed from outside
-  double kill_after_s = 0;
+  bool aborts = false;  // where either may be
+  int end_step = 0;     // the victim kills itself, or its second thread aborts, at this step ...
+  bool end_after_call = false;
+  bool end_timed = false;  // ... or after a time, and is then killed from outside
+  double end_after_s = 0;
+  int abort_after_us = 0;          // from the step on
+  std::vector<int> abort_order;    // of the communicators
+  std::vector<bool> has_watchdog;  // by rank: a second thread looks for errors, the first one blocks
 
   int rankIn(int comm, int job_rank) const;  // -1 if it is not a member
 };

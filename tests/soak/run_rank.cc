@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <csignal>
 #include <cstdio>
@@ -290,17 +291,20 @@ void runCheck(void* task) {
   static_cast<Task*>(task)->check();
 }
 
+// How the program is to end.
+enum class Ending : uint8_t { kNone, kKill, kAbort };
+
 class RankRun {
  public:
-  RankRun(Rank& rank, Program program, bool killing, bool against_library)
-      : rank_(rank), program_(std::move(program)), killing_(killing), against_library_(against_library) {}
+  RankRun(Rank& rank, Program program, Ending ending, bool against_library)
+      : rank_(rank), program_(std::move(program)), ending_(ending), against_library_(against_library) {}
 
   void run() {
     createComms();
     createStreams();
     rank_.barrier();
-    if (killing_) {
-      runUntilKilled();
+    if (ending_ != Ending::kNone) {
+      runUntilEnded();
       return;
     }
     for (size_t i = 0; i < program_.steps.size(); ++i) runStep(static_cast<int>(i));
@@ -315,7 +319,8 @@ class RankRun {
         RANK_FAIL("asynchronous error " + std::to_string(error) + ": " + ncclGetLastError(comm));
     }
     const std::string errors = findings_.errors();
-    destroy();
+    destroyComms();
+    freeStreams();
     if (!errors.empty()) RANK_FAIL("\n" + errors);
   }
 
@@ -324,16 +329,49 @@ class RankRun {
 
   // In a program whose victim dies, a failing call is what we wait for; elsewhere it is a failure.
   bool failed(ncclResult_t result, const char* what) {
-    if (result == ncclSuccess) return false;
-    if (!killing_)
+    if (result == ncclSuccess || result == ncclInProgress) return false;
+    if (ending_ == Ending::kNone)
       RANK_FAIL(std::string(what) + " returned " + std::to_string(result) +
                 ", last error: " + ncclGetLastError(nullptr));
-    if (!error_seen_) {
-      error_seen_ = true;
-      error_ = result;
-      rank_.report("error", std::string(what) + " " + std::to_string(result));
-    }
+    noteError(result, what);
     return true;
+  }
+
+  // The first error counts. After this rank's own abort any will do: its communicators are gone.
+  void noteError(ncclResult_t result, const char* what) {
+    const std::lock_guard<std::mutex> lock(error_mutex_);
+    if (over_.exchange(true)) return;
+    error_ = result;
+    rank_.report("error", std::string(what) + " " + std::to_string(result));
+  }
+
+  bool blocking(ncclComm_t comm) const {
+    const auto found = std::find(comms_.begin(), comms_.end(), comm);
+    return program_.comms[static_cast<size_t>(found - comms_.begin())].blocking;
+  }
+
+  // Waits until a non-blocking call is over, as every program has to before the next. False at an error.
+  bool settled(ncclComm_t comm) {
+    ncclResult_t state = ncclInProgress;
+    for (;;) {
+      if (failed(ncclCommGetAsyncError(comm, &state), "ncclCommGetAsyncError")) return false;
+      if (state != ncclInProgress) return !failed(state, "asynchronous error");
+      usleep(50);
+    }
+  }
+
+  // The result of a call on a communicator.
+  bool wentWell(ncclResult_t result, const char* what, ncclComm_t comm) {
+    if (failed(result, what)) return false;
+    if (result != ncclInProgress) return true;
+    if (blocking(comm)) RANK_FAIL(std::string(what) + " is in progress on a blocking communicator");
+    return settled(comm);
+  }
+
+  static ncclConfig_t config(Config wanted) {
+    ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+    config.blocking = wanted == Config::kNonBlocking ? 0 : 1;
+    return config;
   }
 
   void createComms() {
@@ -356,10 +394,23 @@ class RankRun {
       const int comm = creation.comms[0];
       const int me = program_.rankIn(comm, rank_.rank());
       if (me < 0) continue;
-      CHECK_NCCL(
-          ncclCommInitRank(&comms_[comm], static_cast<int>(program_.comms[comm].members.size()), ids[i], me));
+      const int members = static_cast<int>(program_.comms[comm].members.size());
+      ncclConfig_t wanted = config(creation.config);
+      const ncclResult_t result = creation.config == Config::kNone
+                                      ? ncclCommInitRank(&comms_[comm], members, ids[i], me)
+                                      : ncclCommInitRankConfig(&comms_[comm], members, ids[i], me, &wanted);
+      if (program_.create_grouped) {
+        RANK_CHECK(!failed(result, "making a communicator in a group"));
+      } else {
+        RANK_CHECK(wentWell(result, "making a communicator", comms_[comm]));
+      }
     }
-    if (program_.create_grouped) CHECK_NCCL(ncclGroupEnd());
+    if (program_.create_grouped) {
+      const ncclResult_t result = ncclGroupEnd();
+      for (const ncclComm_t comm : comms_) {
+        if (comm != nullptr) RANK_CHECK(wentWell(result, "the group that makes communicators", comm));
+      }
+    }
     for (size_t c = 0; c < comms_.size(); ++c) {
       const int me = program_.rankIn(static_cast<int>(c), rank_.rank());
       RANK_CHECK((me >= 0) == (comms_[c] != nullptr));
@@ -373,8 +424,11 @@ class RankRun {
 
   void split(const Creation& creation) {
     ncclComm_t made = nullptr;
-    CHECK_NCCL(
-        ncclCommSplit(comms_[0], creation.color[rank_.rank()], creation.key[rank_.rank()], &made, nullptr));
+    ncclConfig_t wanted = config(creation.config);
+    const ncclResult_t result =
+        ncclCommSplit(comms_[0], creation.color[rank_.rank()], creation.key[rank_.rank()], &made,
+                      creation.config == Config::kNone ? nullptr : &wanted);
+    RANK_CHECK(wentWell(result, "ncclCommSplit", comms_[0]));
     for (const int comm : creation.comms) {
       if (program_.rankIn(comm, rank_.rank()) >= 0) comms_[comm] = made;
     }
@@ -464,8 +518,16 @@ class RankRun {
       ok = call(*tasks[i]) && ok;
       if (inner) ok = !failed(ncclGroupEnd(), "ncclGroupEnd (nested)") && ok;
     }
-    for (int i = 0; i < step.nesting; ++i) ok = !failed(ncclGroupEnd(), "ncclGroupEnd") && ok;
+    ncclResult_t end = ncclSuccess;
+    for (int i = 0; i < step.nesting; ++i) {
+      end = ncclGroupEnd();
+      ok = !failed(end, "ncclGroupEnd") && ok;
+    }
     if (!ok) return false;
+    // Only communicators of one kind share a group.
+    for (size_t i = 0; i < tasks.size(); ++i) {
+      if (!wentWell(end, "ncclGroupEnd", comms_[tasks[i]->op->comm])) return false;
+    }
     for (Task* task : tasks) check(task);
     return true;
   }
@@ -474,7 +536,7 @@ class RankRun {
 
   void fill(Task* task) { CHECK_CUDA(cudaLaunchHostFunc(streamOf(*task), runFill, task)); }
   void check(Task* task) {
-    if (!killing_) CHECK_CUDA(cudaLaunchHostFunc(streamOf(*task), runCheck, task));
+    if (ending_ == Ending::kNone) CHECK_CUDA(cudaLaunchHostFunc(streamOf(*task), runCheck, task));
   }
 
   bool call(Task& task) {
@@ -537,7 +599,7 @@ class RankRun {
       const ncclResult_t destroyed = ncclRedOpDestroy(redop, comm);
       if (result == ncclSuccess && failed(destroyed, "ncclRedOpDestroy")) return false;
     }
-    return !failed(result, opKindName(op.kind));
+    return wentWell(result, opKindName(op.kind), comm);
   }
 
   bool synchronise(const RankStep& step) {
@@ -551,7 +613,7 @@ class RankRun {
     }
     for (int s = 0; s < program_.streams; ++s) {
       if (step.sync == 0 || (step.sync == 1 && s != step.sync_stream)) continue;
-      if (killing_) {
+      if (ending_ != Ending::kNone && !hasWatchdog()) {
         if (!waitPolling(streams_[s])) return false;
       } else {
         CHECK_CUDA(cudaStreamSynchronize(streams_[s]));
@@ -560,7 +622,7 @@ class RankRun {
     return true;
   }
 
-  // As frameworks do: nobody blocks in the runtime while a communicator may have failed.
+  // Nobody blocks in the runtime while a communicator may have failed and nobody else looks for it.
   bool waitPolling(cudaStream_t stream) {
     for (;;) {
       if (asyncError()) return false;
@@ -571,6 +633,7 @@ class RankRun {
     }
   }
 
+  // True after an error, which is noted.
   bool asyncError() {
     for (const ncclComm_t comm : comms_) {
       if (comm == nullptr) continue;
@@ -581,43 +644,107 @@ class RankRun {
     return false;
   }
 
-  // Runs the program again and again. The victim ends in it; the others have to notice.
-  void runUntilKilled() {
+  bool isVictim() const { return rank_.rank() == program_.victim; }
+  bool aborts() const { return ending_ == Ending::kAbort && isVictim(); }
+  bool hasWatchdog() const { return aborts() || program_.has_watchdog[rank_.rank()]; }
+
+  // Aborts everything, as a watchdog or its main thread does. It must not block, whatever the other threads
+  // do.
+  void abortAll() {
+    for (const int i : program_.abort_order) {
+      if (comms_[i] == nullptr) continue;
+      const auto start = Clock::now();
+      const ncclResult_t result = ncclCommAbort(comms_[i]);
+      if (result != ncclSuccess) RANK_FAIL("ncclCommAbort returned " + std::to_string(result));
+      if (seconds(start) > 5) RANK_FAIL("ncclCommAbort took " + std::to_string(seconds(start)) + " s");
+    }
+  }
+
+  static double seconds(Clock::time_point since) {
+    return std::chrono::duration<double>(Clock::now() - since).count();
+  }
+
+  // The second thread of the rank that aborts: does so while the first is wherever it is.
+  void abortWhenDue() {
+    const auto start = Clock::now();
+    if (program_.end_timed) {
+      usleep(static_cast<useconds_t>(program_.end_after_s * 1e6));
+    } else {
+      while (steps_begun_ <= program_.end_step && seconds(start) < 30) usleep(50);
+      usleep(static_cast<useconds_t>(program_.abort_after_us));
+    }
+    {
+      const std::lock_guard<std::mutex> lock(error_mutex_);
+      rank_.report("aborted", "");
+      over_ = true;
+    }
+    abortAll();
+  }
+
+  // The second thread of the others, as PyTorch's watchdog: looks for errors and aborts.
+  void watch() {
+    while (!asyncError()) usleep(1000);
+    abortAll();
+  }
+
+  // Runs the program again and again. The victim ends in it, or aborts; the others have to notice.
+  void runUntilEnded() {
     rank_.report("ready", "");
+    std::thread second;
+    if (hasWatchdog()) second = std::thread([this] { aborts() ? abortWhenDue() : watch(); });
+    const bool killed = ending_ == Ending::kKill && isVictim() && !program_.end_timed;
     const auto start = Clock::now();
     int step = 0;
-    while (!error_seen_) {
-      for (size_t i = 0; i < program_.steps.size() && !error_seen_; ++i, ++step) {
-        const bool mine =
-            !program_.kill_timed && rank_.rank() == program_.victim && step == program_.kill_step;
-        if (mine && !program_.kill_after_call) raise(SIGKILL);
+    while (!over_) {
+      for (size_t i = 0; i < program_.steps.size() && !over_; ++i, ++step) {
+        const bool mine = killed && step == program_.end_step;
+        if (mine && !program_.end_after_call) raise(SIGKILL);
+        if (!program_.end_after_call) steps_begun_ = step + 1;
         if (!runStep(static_cast<int>(i))) break;
         if (mine) raise(SIGKILL);
-        if (asyncError()) break;
+        steps_begun_ = step + 1;
+        if (!hasWatchdog() && asyncError()) break;
       }
       for (const cudaStream_t stream : streams_) {
-        if (!error_seen_) waitPolling(stream);
+        if (over_) break;
+        if (hasWatchdog()) {
+          CHECK_CUDA(cudaStreamSynchronize(stream));
+        } else {
+          waitPolling(stream);
+        }
       }
-      if (std::chrono::duration<double>(Clock::now() - start).count() > 30)
-        RANK_FAIL("no error was seen for 30 s");
+      if (seconds(start) > 30) RANK_FAIL("no error was seen for 30 s");
     }
-    Rank::note("aborting after error", error_);
-    for (const ncclComm_t comm : comms_) {
-      if (comm != nullptr) ncclCommAbort(comm);
+    Rank::note("ending after error", error_);
+    if (second.joinable()) {
+      second.join();
+    } else {
+      abortAll();
     }
-    if (error_ != ncclRemoteError)
+    if (!aborts() && error_ != ncclRemoteError)
       RANK_FAIL("the error is " + std::to_string(error_) + ", not ncclRemoteError");
+    // Nothing is left on the streams that could wait for others.
+    Rank::note("waiting for the streams");
+    for (const cudaStream_t stream : streams_) CHECK_CUDA(cudaStreamSynchronize(stream));
+    freeStreams();
+    // That a process ends would tell the others too: it is the abort that has to.
+    Rank::note("waiting for the others to abort");
+    if (ending_ == Ending::kAbort) rank_.barrier();
     Rank::note("leaving");
   }
 
-  void destroy() {
+  void destroyComms() {
     Rank::note("destroying");
     const bool finalize = program_.seed % 2 == 0;
     for (size_t i = comms_.size(); i-- > 0;) {
       if (comms_[i] == nullptr) continue;
-      if (finalize) CHECK_NCCL(ncclCommFinalize(comms_[i]));
+      if (finalize || !program_.comms[i].blocking)
+        RANK_CHECK(wentWell(ncclCommFinalize(comms_[i]), "ncclCommFinalize", comms_[i]));
       CHECK_NCCL(ncclCommDestroy(comms_[i]));
     }
+  }
+
+  void freeStreams() {
     for (int s = 0; s < program_.streams; ++s) {
       CHECK_CUDA(cudaFree(arenas_[s]));
       if (streams_[s] != nullptr) CHECK_CUDA(cudaStreamDestroy(streams_[s]));
@@ -626,18 +753,20 @@ class RankRun {
 
   Rank& rank_;
   const Program program_;
-  const bool killing_;
+  const Ending ending_;
   const bool against_library_;
   std::vector<ncclComm_t> comms_;
   std::vector<cudaStream_t> streams_;
   std::vector<char*> arenas_;
   std::vector<std::unique_ptr<Task>> tasks_;
   Findings findings_;
-  bool error_seen_ = false;
+  std::atomic<int> steps_begun_{0};
+  std::mutex error_mutex_;         // guards the channel to the parent too
+  std::atomic<bool> over_{false};  // an error was seen, or this rank has aborted
   ncclResult_t error_ = ncclSuccess;
 };
 
-// Arguments: seed, ranks as asked for (0 for any), "kill" or "run", "library" or "bare".
+// Arguments: seed, ranks as asked for (0 for any), "kill", "abort" or "run", "library" or "bare".
 RANK_PROGRAM(Soak) {
   GenerateOptions options;
   options.ranks = std::stoi(rank.args().at(1));
@@ -646,9 +775,10 @@ RANK_PROGRAM(Soak) {
   for (auto& [name, value] : program.settings) {
     if (const char* set = std::getenv(name.c_str())) value = set;
   }
+  const std::string& how = rank.args().at(2);
+  const Ending ending = how == "kill" ? Ending::kKill : how == "abort" ? Ending::kAbort : Ending::kNone;
   // Never freed: after an error, streams may still hold work that refers to it.
-  static RankRun* run =
-      new RankRun(rank, std::move(program), rank.args().at(2) == "kill", rank.args().at(3) == "library");
+  static RankRun* run = new RankRun(rank, std::move(program), ending, rank.args().at(3) == "library");
   run->run();
 }
 

@@ -22,6 +22,7 @@ struct Options {
   int64_t one = -1;
   int ranks = 0;
   bool kill = false;
+  bool abort = false;
   bool print = false;
   bool verbose = false;
   bool bare = false;
@@ -44,6 +45,9 @@ Hashes parseHashes(const testing::RankOutcome& rank) {
   return hashes;
 }
 
+// How a rank of the program ends before the others.
+enum class Ending { kNone, kKill, kAbort };
+
 class Soak {
  public:
   explicit Soak(const Options& options) : options_(options) {}
@@ -58,11 +62,13 @@ class Soak {
       program.settings[text.substr(0, equals)] = equals == std::string::npos ? "" : text.substr(equals + 1);
     }
     if (options_.print) printf("%s", describeProgram(program).c_str());
-    const testing::LaunchOutcome outcome = launch(program, !options_.bare);
-    std::string error = options_.kill ? judgeKilled(program, outcome) : judge(program, outcome);
+    const Ending ending = endingOf(program);
+    const testing::LaunchOutcome outcome = launch(program, ending, !options_.bare);
+    std::string error =
+        ending == Ending::kNone ? judge(program, outcome) : judgeEnded(program, ending, outcome);
     // What passes through must not differ by a bit from what NCCL does without the library.
-    if (error.empty() && !options_.kill && !options_.bare && seed % options_.compare_every == 0) {
-      const testing::LaunchOutcome bare = launch(program, false);
+    if (error.empty() && ending == Ending::kNone && !options_.bare && seed % options_.compare_every == 0) {
+      const testing::LaunchOutcome bare = launch(program, ending, false);
       error = bare.ok() ? comparePassing(program, outcome, bare) : "without the library:\n" + bare.describe();
     }
     slowest_s_ = std::max(slowest_s_, outcome.wall_s);
@@ -71,8 +77,7 @@ class Soak {
              error.empty() ? "ok" : "FAILED", outcome.wall_s);
     if (error.empty()) return true;
     printf("FAILED seed %llu (halfwire_soak --one %llu%s%s --print)\n%s\n",
-           static_cast<unsigned long long>(seed), static_cast<unsigned long long>(seed),
-           options_.kill ? " --kill" : "",
+           static_cast<unsigned long long>(seed), static_cast<unsigned long long>(seed), endingOption(ending),
            options_.ranks > 0 ? (" --ranks " + std::to_string(options_.ranks)).c_str() : "", error.c_str());
     fflush(stdout);
     return false;
@@ -82,7 +87,16 @@ class Soak {
   double slowestErrorSeconds() const { return slowest_error_s_; }
 
  private:
-  testing::LaunchOutcome launch(const Program& program, bool library) {
+  Ending endingOf(const Program& program) const {
+    if (options_.kill && options_.abort) return program.aborts ? Ending::kAbort : Ending::kKill;
+    return options_.kill ? Ending::kKill : options_.abort ? Ending::kAbort : Ending::kNone;
+  }
+
+  static const char* endingOption(Ending ending) {
+    return ending == Ending::kKill ? " --kill" : ending == Ending::kAbort ? " --abort" : "";
+  }
+
+  testing::LaunchOutcome launch(const Program& program, Ending ending, bool library) {
     testing::LaunchOptions launch;
     launch.ranks = program.ranks;
     launch.preload = library;
@@ -90,10 +104,13 @@ class Soak {
     launch.env = {program.settings.begin(), program.settings.end()};
     launch.timeout_s = options_.hang_s;
     launch.args = {std::to_string(program.seed), std::to_string(options_.ranks),
-                   options_.kill ? "kill" : "run", library ? "library" : "bare"};
-    if (options_.kill && program.kill_timed) {
+                   ending == Ending::kKill    ? "kill"
+                   : ending == Ending::kAbort ? "abort"
+                                              : "run",
+                   library ? "library" : "bare"};
+    if (ending == Ending::kKill && program.end_timed) {
       launch.kill_rank = program.victim;
-      launch.kill_after_s = program.kill_after_s;
+      launch.kill_after_s = program.end_after_s;
     }
     return testing::launchRanks("Soak", launch);
   }
@@ -134,10 +151,20 @@ class Soak {
     return {};
   }
 
-  std::string judgeKilled(const Program& program, const testing::LaunchOutcome& outcome) {
+  std::string judgeEnded(const Program& program, Ending ending, const testing::LaunchOutcome& outcome) {
     if (outcome.timed_out) return "HANG\n" + outcome.describe();
     const testing::RankOutcome& victim = outcome.ranks[program.victim];
-    if (victim.signal != SIGKILL) return "the victim was not killed\n" + outcome.describe();
+    double end_s = victim.ended_s;
+    if (ending == Ending::kKill) {
+      if (victim.signal != SIGKILL) return "the victim was not killed\n" + outcome.describe();
+    } else {
+      const auto aborted = victim.reports.find("aborted");
+      if (aborted == victim.reports.end()) return "the victim did not abort\n" + outcome.describe();
+      end_s = aborted->second.at_s;
+      if (!victim.ok()) return "the victim did not leave by itself\n" + outcome.describe();
+      if (victim.ended_s - end_s > 2 * kErrorSeconds)
+        return "the victim took long to leave\n" + outcome.describe();
+    }
     for (int rank = 0; rank < program.ranks; ++rank) {
       if (rank == program.victim) continue;
       const testing::RankOutcome& survivor = outcome.ranks[rank];
@@ -145,11 +172,11 @@ class Soak {
       if (!survivor.ok()) return name + " did not leave by itself\n" + outcome.describe();
       const auto seen = survivor.reports.find("error");
       if (seen == survivor.reports.end()) return name + " saw no error\n" + outcome.describe();
-      const double after = seen->second.at_s - victim.ended_s;
+      const double after = seen->second.at_s - end_s;
       slowest_error_s_ = std::max(slowest_error_s_, after);
       if (after > kErrorSeconds)
         return name + " saw the error only after " + std::to_string(after) + " s\n" + outcome.describe();
-      if (survivor.ended_s - victim.ended_s > 2 * kErrorSeconds)
+      if (survivor.ended_s - end_s > 2 * kErrorSeconds)
         return name + " took long to leave\n" + outcome.describe();
     }
     return {};
@@ -180,8 +207,12 @@ int runSoak(const Options& options) {
   }
   const double wall = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
   printf("%d programs%s, %zu failed, %.0f s, slowest %.1f s", programs,
-         options.kill ? " with a killed rank" : "", failed.size(), wall, soak.slowestSeconds());
-  if (options.kill) printf(", errors seen within %.3f s", soak.slowestErrorSeconds());
+         options.kill && options.abort ? " with a killed or aborting rank"
+         : options.kill                ? " with a killed rank"
+         : options.abort               ? " with an aborting rank"
+                                       : "",
+         failed.size(), wall, soak.slowestSeconds());
+  if (options.kill || options.abort) printf(", errors seen within %.3f s", soak.slowestErrorSeconds());
   printf("\n");
   return failed.empty() ? 0 : 1;
 }
@@ -200,6 +231,8 @@ int main(int argc, char** argv) {
   app.add_option("--ranks", options.ranks, "ranks of every program; any of 2 to 5 if not given")
       ->check(CLI::Range(2, 5));
   app.add_flag("--kill", options.kill, "kill a rank of every program; the others have to notice within 5 s");
+  app.add_flag("--abort", options.abort,
+               "a second thread of a rank of every program aborts; with --kill, either, by the seed");
   app.add_flag("--print", options.print, "print each program before it runs");
   app.add_flag("-v,--verbose", options.verbose, "a line for each program");
   app.add_flag("--bare", options.bare, "without libhalfwire.so: the engine alone");
