@@ -275,6 +275,11 @@ class IdleReasons {
 
 // Stretches in which a stream stood at an event wait behind a collective while it had nothing else to run.
 void findStalls(const Timeline& t, const std::vector<uint32_t>& members, Lane* lane) {
+  // A stream of collectives that stands behind another's holds up no compute.
+  std::vector<bool> carries(t.streams.size());
+  for (const uint32_t m : members) {
+    if (trace::isCommunication(t.activities[m].kind)) carries[t.activities[m].stream] = true;
+  }
   Spans stalls;
   size_t recorded = 0;
   bool inferred_stall = false;
@@ -285,6 +290,7 @@ void findStalls(const Timeline& t, const std::vector<uint32_t>& members, Lane* l
     if (w.behind == kNone) continue;
     const Activity& behind = t.activities[w.behind];
     if (!trace::isCommunication(behind.kind)) continue;
+    if (w.next != kNone && carries[t.activities[w.next].stream]) continue;
     int64_t to = behind.end_ns;
     if (w.next != kNone) to = std::min(to, t.activities[w.next].start_ns);
     if (w.from_ns >= to) continue;

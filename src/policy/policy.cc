@@ -7,6 +7,34 @@ namespace {
 
 bool asked(const Settings& s, OpBit bit) { return (s.ops & static_cast<uint32_t>(bit)) != 0; }
 
+// What --ops must name for an operation, and for its fp32 where that is not included.
+struct Wish {
+  OpBit half;
+  OpBit fp32;
+};
+bool wishOf(CollectiveOp op, Wish* wish) {
+  switch (op) {
+    case CollectiveOp::kAllReduce:
+      return *wish = {OpBit::kAllReduce, OpBit::kAllReduce}, true;
+    case CollectiveOp::kReduceScatter:
+      return *wish = {OpBit::kReduceScatter, OpBit::kReduceScatter}, true;
+    case CollectiveOp::kReduce:
+      return *wish = {OpBit::kReduce, OpBit::kReduce}, true;
+    case CollectiveOp::kAllGather:
+      return *wish = {OpBit::kAllGather, OpBit::kAllGatherFp32}, true;
+    case CollectiveOp::kBroadcast:
+      return *wish = {OpBit::kBroadcast, OpBit::kBroadcastFp32}, true;
+    case CollectiveOp::kAlltoAll:
+      return *wish = {OpBit::kAlltoAll, OpBit::kAlltoAllFp32}, true;
+    case CollectiveOp::kGather:
+      return *wish = {OpBit::kGather, OpBit::kGatherFp32}, true;
+    case CollectiveOp::kScatter:
+      return *wish = {OpBit::kScatter, OpBit::kScatterFp32}, true;
+    default:
+      return false;
+  }
+}
+
 }  // namespace
 
 const char* reasonText(Reason reason) {
@@ -45,8 +73,8 @@ const char* reasonText(Reason reason) {
       return "no elements";
     case Reason::kCapturing:
       return "being captured into a CUDA graph";
-    case Reason::kFp32AllGather:
-      return "fp32 AllGather needs --ops allgather-fp32";
+    case Reason::kFp32Moved:
+      return "fp32 data that is moved, not summed, needs --ops NAME-fp32";
     case Reason::kNoise:
       return "with noise of one bf16 ulp added";
     case Reason::kShadow:
@@ -125,41 +153,35 @@ bool wireDataType(ncclDataType_t type, DataType* out) {
   }
 }
 
+bool reducesData(CollectiveOp op) {
+  return op == CollectiveOp::kAllReduce || op == CollectiveOp::kReduceScatter || op == CollectiveOp::kReduce;
+}
+
 Reason decideCall(const Agreement& agreement, const CallShape& call) {
   if (agreement.comm != Reason::kCompressed) return agreement.comm;
   const Settings& s = agreement.settings;
-  switch (call.op) {
-    case CollectiveOp::kAllReduce:
-      if (!asked(s, OpBit::kAllReduce)) return Reason::kOpNotAsked;
-      break;
-    case CollectiveOp::kReduceScatter:
-      if (!asked(s, OpBit::kReduceScatter)) return Reason::kOpNotAsked;
-      break;
-    case CollectiveOp::kAllGather:
-      if (!asked(s, OpBit::kAllGather)) return Reason::kOpNotAsked;
-      break;
-    default:
-      return Reason::kOpNotSupported;
-  }
+  Wish wish{};
+  if (!wishOf(call.op, &wish)) return Reason::kOpNotSupported;
+  if (!asked(s, wish.half)) return Reason::kOpNotAsked;
   const bool noise = s.mode == Mode::kNoise;
-  if (noise && call.op == CollectiveOp::kAllGather) return Reason::kOpNotSupported;
+  const bool shadow = s.mode == Mode::kShadow;
+  const bool whole = call.op == CollectiveOp::kAllReduce || call.op == CollectiveOp::kReduceScatter;
+  if (!whole && (noise || (shadow && call.op != CollectiveOp::kAllGather))) return Reason::kOpNotSupported;
   DataType type;
   if (!wireDataType(call.type, &type)) return Reason::kTypeNotSupported;
   // A created operator may be gone when a group ends, its scalar when a shadow runs.
-  if ((noise || s.mode == Mode::kShadow) && call.redop == RedOpKind::kPreMulSum)
-    return Reason::kRedOpNotSupported;
-  const bool reduces = call.op != CollectiveOp::kAllGather;
+  if ((noise || shadow) && call.redop == RedOpKind::kPreMulSum) return Reason::kRedOpNotSupported;
+  const bool reduces = reducesData(call.op);
   if (reduces && call.redop != RedOpKind::kSum && call.redop != RedOpKind::kAvg &&
       call.redop != RedOpKind::kPreMulSum) {
     return Reason::kRedOpNotSupported;
   }
-  if (call.op == CollectiveOp::kAllGather && type == DataType::kFp32 && !asked(s, OpBit::kAllGatherFp32)) {
-    return Reason::kFp32AllGather;
-  }
+  if (type == DataType::kFp32 && !asked(s, wish.fp32)) return Reason::kFp32Moved;
   if (call.count == 0) return Reason::kEmpty;
   if (messageBytes(call.op, call.type, call.count, agreement.ranks) < agreement.floor_bytes)
     return Reason::kBelowFloor;
-  if (call.capturing) return Reason::kCapturing;
+  // A graph would replay the same noise, and its samples would never be read.
+  if (call.capturing && (noise || shadow)) return Reason::kCapturing;
   return Reason::kCompressed;
 }
 

@@ -43,7 +43,7 @@ enum class Reason : uint8_t {
   kBelowFloor,         // smaller than --min-bytes
   kEmpty,              // no elements
   kCapturing,          // being captured into a graph
-  kFp32AllGather,      // fp32 AllGather needs --ops allgather-fp32
+  kFp32Moved,          // fp32 that is moved, not summed: needs --ops NAME-fp32
   kNoise,              // exact, with noise added to the result
   kShadow,             // exact; would be compressed
   kCount
@@ -92,6 +92,9 @@ inline constexpr uint32_t kMaxFlatRanks = 32;
 
 // Whether a communicator compresses, from values every member knows before they meet.
 Reason decideCommunicator(const Settings& settings, uint32_t ranks);
+
+// Whether an operation sums: the others move data.
+bool reducesData(CollectiveOp op);
 
 Reason decideCall(const Agreement& agreement, const CallShape& call);
 

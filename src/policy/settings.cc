@@ -18,11 +18,22 @@ Status invalid(std::string_view variable, std::string_view value, std::string_vi
 struct OpName {
   std::string_view name;
   OpBit bit;
+  uint32_t implies = 0;  // full precision is a stronger wish than half
 };
+constexpr uint32_t bits(OpBit bit) { return static_cast<uint32_t>(bit); }
 constexpr OpName kOpNames[] = {{"allreduce", OpBit::kAllReduce},
                                {"reducescatter", OpBit::kReduceScatter},
+                               {"reduce", OpBit::kReduce},
                                {"allgather", OpBit::kAllGather},
-                               {"allgather-fp32", OpBit::kAllGatherFp32}};
+                               {"allgather-fp32", OpBit::kAllGatherFp32, bits(OpBit::kAllGather)},
+                               {"broadcast", OpBit::kBroadcast},
+                               {"broadcast-fp32", OpBit::kBroadcastFp32, bits(OpBit::kBroadcast)},
+                               {"alltoall", OpBit::kAlltoAll},
+                               {"alltoall-fp32", OpBit::kAlltoAllFp32, bits(OpBit::kAlltoAll)},
+                               {"gather", OpBit::kGather},
+                               {"gather-fp32", OpBit::kGatherFp32, bits(OpBit::kGather)},
+                               {"scatter", OpBit::kScatter},
+                               {"scatter-fp32", OpBit::kScatterFp32, bits(OpBit::kScatter)}};
 
 Status parseOps(std::string_view text, uint32_t* ops) {
   *ops = 0;
@@ -34,15 +45,15 @@ Status parseOps(std::string_view text, uint32_t* ops) {
     bool known = false;
     for (const OpName& op : kOpNames) {
       if (op.name != name) continue;
-      *ops |= static_cast<uint32_t>(op.bit);
+      *ops |= bits(op.bit) | op.implies;
       known = true;
     }
     if (!known) {
-      return invalid("HALFWIRE_OPS", text, "a list of allreduce, reducescatter, allgather, allgather-fp32");
+      return invalid("HALFWIRE_OPS", text,
+                     "a list of allreduce, reducescatter, reduce, allgather, broadcast, alltoall, gather, "
+                     "scatter; NAME-fp32 for fp32 in the last five");
     }
   }
-  // Full-precision gathers are a stronger wish than gathers.
-  if (*ops & static_cast<uint32_t>(OpBit::kAllGatherFp32)) *ops |= static_cast<uint32_t>(OpBit::kAllGather);
   return {};
 }
 
@@ -236,7 +247,7 @@ std::string describeSettings(const Settings& s) {
     return s.meter ? fmt::format("off, meter on in one step of {}", s.meter_every) : "off";
   std::string ops;
   for (const OpName& op : kOpNames) {
-    if (!(s.ops & static_cast<uint32_t>(op.bit))) continue;
+    if (!(s.ops & bits(op.bit))) continue;
     if (!ops.empty()) ops += '+';
     ops += op.name;
   }

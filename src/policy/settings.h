@@ -25,8 +25,19 @@ enum class Mode : uint8_t {
 enum class OpBit : uint32_t {
   kAllReduce = 1u << 0,
   kReduceScatter = 1u << 1,
-  kAllGather = 1u << 2,      // bf16 and fp16
-  kAllGatherFp32 = 1u << 3,  // fp32 too: rounds parameters of full precision, so it has a name of its own
+  kAllGather = 1u << 2,  // bf16 and fp16
+  // fp32 too: what moves data without summing it rounds parameters of full precision, or carries integers in
+  // floats, so each of these has a name of its own.
+  kAllGatherFp32 = 1u << 3,
+  kReduce = 1u << 4,
+  kBroadcast = 1u << 5,
+  kBroadcastFp32 = 1u << 6,
+  kAlltoAll = 1u << 7,
+  kAlltoAllFp32 = 1u << 8,
+  kGather = 1u << 9,
+  kGatherFp32 = 1u << 10,
+  kScatter = 1u << 11,
+  kScatterFp32 = 1u << 12,
 };
 
 enum class CommScope : uint8_t {
@@ -69,10 +80,11 @@ struct Settings {
 // and what it may hold. Variables: HALFWIRE_MODE off|meter|wire|noise (meter: off with HALFWIRE_METER on),
 // HALFWIRE_SEED, HALFWIRE_SHADOW_FORMATS (element formats), HALFWIRE_SHADOW_EVERY, HALFWIRE_SHADOW_BYTES,
 // HALFWIRE_FORMAT e4m3|e5m2|int8, HALFWIRE_BLOCK 32|64|128|256, HALFWIRE_SCALE fp32|e8m0, HALFWIRE_OPS
-// allreduce,reducescatter,allgather,allgather-fp32, HALFWIRE_COMMS world|all|size:N, HALFWIRE_MIN_BYTES,
-// HALFWIRE_CHUNK_BYTES, HALFWIRE_OVERLAP auto|on|off, HALFWIRE_METER on|off, HALFWIRE_METER_EVERY,
-// HALFWIRE_LOG_DIR, HALFWIRE_ADDRESS, HALFWIRE_NCCL, HALFWIRE_MEETING_TIMEOUT (seconds). The job's size comes
-// from WORLD_SIZE, OMPI_COMM_WORLD_SIZE, PMI_SIZE or SLURM_NTASKS, the first that is set.
+// allreduce,reducescatter,reduce,allgather,broadcast,alltoall,gather,scatter and NAME-fp32, HALFWIRE_COMMS
+// world|all|size:N, HALFWIRE_MIN_BYTES, HALFWIRE_CHUNK_BYTES, HALFWIRE_OVERLAP auto|on|off, HALFWIRE_METER
+// on|off, HALFWIRE_METER_EVERY, HALFWIRE_LOG_DIR, HALFWIRE_ADDRESS, HALFWIRE_NCCL, HALFWIRE_MEETING_TIMEOUT
+// (seconds). The job's size comes from WORLD_SIZE, OMPI_COMM_WORLD_SIZE, PMI_SIZE or SLURM_NTASKS, the first
+// that is set.
 Result<Settings> readSettings(const std::function<const char*(const char*)>& lookup);
 
 // Equal on two ranks exactly if they would take the same decisions: a digest of every field but the paths,
