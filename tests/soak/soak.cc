@@ -1,11 +1,14 @@
 // Runs random NCCL programs on the host engine, through libhalfwire.so, and checks every result.
 #include <CLI/CLI.hpp>
+#include <atomic>
 #include <chrono>
 #include <csignal>
 #include <cstdio>
 #include <map>
+#include <mutex>
 #include <sstream>
 #include <string>
+#include <thread>
 
 #include "soak/program.h"
 #include "support/launch.h"
@@ -27,6 +30,7 @@ struct Options {
   bool verbose = false;
   bool bare = false;
   double hang_s = 60;
+  int jobs = 1;
   int compare_every = 4;
   std::string library;
   std::vector<std::string> set;
@@ -52,7 +56,7 @@ class Soak {
  public:
   explicit Soak(const Options& options) : options_(options) {}
 
-  // True if the program ran as it should.
+  // True if the program ran as it should. Thread-safe.
   bool runProgram(uint64_t seed) {
     GenerateOptions generate;
     generate.ranks = options_.ranks;
@@ -61,7 +65,10 @@ class Soak {
       const size_t equals = text.find('=');
       program.settings[text.substr(0, equals)] = equals == std::string::npos ? "" : text.substr(equals + 1);
     }
-    if (options_.print) printf("%s", describeProgram(program).c_str());
+    if (options_.print) {
+      const std::lock_guard<std::mutex> lock(mutex_);
+      printf("%s", describeProgram(program).c_str());
+    }
     const Ending ending = endingOf(program);
     const testing::LaunchOutcome outcome = launch(program, ending, !options_.bare);
     std::string error =
@@ -71,6 +78,7 @@ class Soak {
       const testing::LaunchOutcome bare = launch(program, ending, false);
       error = bare.ok() ? comparePassing(program, outcome, bare) : "without the library:\n" + bare.describe();
     }
+    const std::lock_guard<std::mutex> lock(mutex_);
     slowest_s_ = std::max(slowest_s_, outcome.wall_s);
     if (options_.verbose)
       printf("seed %llu: %s, %.2f s\n", static_cast<unsigned long long>(seed),
@@ -173,7 +181,10 @@ class Soak {
       const auto seen = survivor.reports.find("error");
       if (seen == survivor.reports.end()) return name + " saw no error\n" + outcome.describe();
       const double after = seen->second.at_s - end_s;
-      slowest_error_s_ = std::max(slowest_error_s_, after);
+      {
+        const std::lock_guard<std::mutex> lock(mutex_);
+        slowest_error_s_ = std::max(slowest_error_s_, after);
+      }
       if (after > kErrorSeconds)
         return name + " saw the error only after " + std::to_string(after) + " s\n" + outcome.describe();
       if (survivor.ended_s - end_s > 2 * kErrorSeconds)
@@ -183,6 +194,7 @@ class Soak {
   }
 
   const Options options_;
+  std::mutex mutex_;  // guards standard output and what follows
   double slowest_s_ = 0;
   double slowest_error_s_ = 0;
 };
@@ -194,27 +206,31 @@ int runSoak(const Options& options) {
   }
   const auto start = std::chrono::steady_clock::now();
   Soak soak(options);
-  std::vector<uint64_t> failed;
+  std::atomic<int> next{0}, done{0}, failed{0};
   const int programs = options.one >= 0 ? 1 : options.programs;
-  for (int i = 0; i < programs; ++i) {
-    const uint64_t seed =
-        options.one >= 0 ? static_cast<uint64_t>(options.one) : options.seed + static_cast<uint64_t>(i);
-    if (!soak.runProgram(seed)) failed.push_back(seed);
-    if (failed.size() >= 20) {
-      printf("20 programs failed: stopping\n");
-      break;
+  const auto work = [&] {
+    for (int i = next++; i < programs && failed < 20; i = next++) {
+      const uint64_t seed =
+          options.one >= 0 ? static_cast<uint64_t>(options.one) : options.seed + static_cast<uint64_t>(i);
+      if (!soak.runProgram(seed)) ++failed;
+      ++done;
     }
-  }
+  };
+  std::vector<std::thread> workers;
+  for (int i = 1; i < options.jobs; ++i) workers.emplace_back(work);
+  work();
+  for (std::thread& worker : workers) worker.join();
+  if (failed >= 20) printf("20 programs failed: stopped\n");
   const double wall = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-  printf("%d programs%s, %zu failed, %.0f s, slowest %.1f s", programs,
+  printf("%d programs%s, %d failed, %.0f s, slowest %.1f s", done.load(),
          options.kill && options.abort ? " with a killed or aborting rank"
          : options.kill                ? " with a killed rank"
          : options.abort               ? " with an aborting rank"
                                        : "",
-         failed.size(), wall, soak.slowestSeconds());
+         failed.load(), wall, soak.slowestSeconds());
   if (options.kill || options.abort) printf(", errors seen within %.3f s", soak.slowestErrorSeconds());
   printf("\n");
-  return failed.empty() ? 0 : 1;
+  return failed == 0 ? 0 : 1;
 }
 
 }  // namespace
@@ -241,6 +257,8 @@ int main(int argc, char** argv) {
       ->check(CLI::PositiveNumber);
   app.add_option("--hang", options.hang_s, "seconds after which a program counts as hung")
       ->check(CLI::PositiveNumber);
+  app.add_option("--jobs", options.jobs, "programs at the same time: they wait more than they compute")
+      ->check(CLI::Range(1, 64));
   app.add_option("--set", options.set,
                  "NAME=VALUE: a variable of the ranks' environment other than the program's own");
   app.add_option("--library", options.library, "the libhalfwire.so to test");
