@@ -20,6 +20,19 @@ uint32_t slots(const Compressor::Config& c) { return c.overlap ? kSlots : 1; }
 // Of the user's buffer, the most that one pass takes.
 uint64_t slotBytes(const Compressor::Config& c) { return c.chunk_bytes / slots(c); }
 
+// Whether the buffer holds a part for each rank, and `count` counts one.
+bool hasParts(CollectiveOp op) {
+  return op != CollectiveOp::kAllReduce && op != CollectiveOp::kReduce && op != CollectiveOp::kBroadcast;
+}
+
+bool hasRoot(CollectiveOp op) {
+  return op == CollectiveOp::kReduce || op == CollectiveOp::kBroadcast || op == CollectiveOp::kGather ||
+         op == CollectiveOp::kScatter;
+}
+
+// Whether the buffer is summed in shards, one a rank, that are then brought together again.
+bool sumsShards(CollectiveOp op) { return op == CollectiveOp::kAllReduce || op == CollectiveOp::kReduce; }
+
 uint64_t elementsOf(uint64_t bytes, const Compressor::Config& c, DataType type) {
   return std::max<uint64_t>(roundUp(bytes / dataTypeBytes(type), c.format.block), c.format.block);
 }
@@ -35,43 +48,32 @@ struct Footprint {
 
 Footprint footprint(const Compressor::Config& c, CollectiveOp op, bool one_shot, uint64_t elements) {
   Footprint f;
-  f.shard =
-      op == CollectiveOp::kAllReduce && !one_shot ? shardElements(c.format, elements, c.ranks) : elements;
+  f.shard = sumsShards(op) && !one_shot ? shardElements(c.format, elements, c.ranks) : elements;
   f.packet = packetBytes(c.format, f.shard);
   const uint64_t region = roundUp(f.packet * c.ranks, kRegionAlignment);
-  f.outgoing = op == CollectiveOp::kAllGather || one_shot ? 0 : region;
-  f.incoming = region;
+  const bool gathered = op == CollectiveOp::kAllGather || op == CollectiveOp::kGather || one_shot;
+  f.outgoing = gathered || op == CollectiveOp::kBroadcast ? 0 : region;
+  f.incoming = op == CollectiveOp::kBroadcast ? roundUp(f.packet, kRegionAlignment) : region;
   return f;
 }
 
-// Elements of a pass of `bytes`: of the whole buffer for AllReduce, of each rank's part for the others.
+// Elements of a pass of `bytes`: of the whole buffer, or of each rank's part.
 uint64_t passElements(const Compressor::Config& c, CollectiveOp op, DataType type, uint64_t bytes) {
   const uint64_t chunk = elementsOf(bytes, c, type);
-  if (op == CollectiveOp::kAllReduce) return chunk;
+  if (!hasParts(op)) return chunk;
   return std::max<uint64_t>(chunk / c.ranks / c.format.block * c.format.block, c.format.block);
 }
 
 uint64_t slotFootprint(const Compressor::Config& c) {
   uint64_t bytes = 0;
-  for (const CollectiveOp op :
-       {CollectiveOp::kAllReduce, CollectiveOp::kReduceScatter, CollectiveOp::kAllGather}) {
+  // The other operations need no more than one of these.
+  for (const CollectiveOp op : {CollectiveOp::kAllReduce, CollectiveOp::kReduceScatter,
+                                CollectiveOp::kAllGather, CollectiveOp::kBroadcast}) {
     const bool one_shot = op == CollectiveOp::kAllReduce && c.ranks == 2;
     const uint64_t elements = passElements(c, op, DataType::kBf16, slotBytes(c));
     bytes = std::max(bytes, footprint(c, op, one_shot, elements).total());
   }
   return bytes;
-}
-
-ncclDataType_t ncclDataType(DataType type) {
-  switch (type) {
-    case DataType::kBf16:
-      return ncclBfloat16;
-    case DataType::kFp16:
-      return ncclFloat16;
-    case DataType::kFp32:
-      break;
-  }
-  return ncclFloat32;
 }
 
 ncclResult_t fail(const Status& status, std::string* error) {
@@ -129,7 +131,7 @@ Compressor::~Compressor() {
 void Compressor::park() { parked_ = true; }
 
 bool Compressor::oneShot(const CompressedCall& call) const {
-  return call.op == CollectiveOp::kAllReduce && config_.ranks == 2;
+  return sumsShards(call.op) && config_.ranks == 2;
 }
 
 uint64_t Compressor::shardLength(const Piece& piece, uint32_t shard) const {
@@ -139,7 +141,7 @@ uint64_t Compressor::shardLength(const Piece& piece, uint32_t shard) const {
 
 // Bytes of the user's buffers.
 uint64_t Compressor::bytesOf(const CompressedCall& call, uint64_t elements) const {
-  const uint64_t parts = call.op == CollectiveOp::kAllReduce ? 1 : config_.ranks;
+  const uint64_t parts = hasParts(call.op) ? config_.ranks : 1;
   return elements * parts * dataTypeBytes(call.type);
 }
 
@@ -199,26 +201,31 @@ Status Compressor::quantize(const CompressedCall& call, const Piece& p, StreamHa
   job.in = static_cast<const char*>(call.send) + p.offset * dataTypeBytes(call.type);
   job.out_pitch = p.packet;
   job.segment_elements = p.shard;
-  if (call.op == CollectiveOp::kAllGather || oneShot(call)) {
+  if (call.op == CollectiveOp::kAllGather || call.op == CollectiveOp::kGather || oneShot(call) ||
+      call.op == CollectiveOp::kBroadcast) {
     job.in_total = p.elements;
     job.in_pitch = p.elements;
     job.segments = 1;
-    job.out = scratch_ + p.incoming + config_.rank * p.packet;
-  } else if (call.op == CollectiveOp::kAllReduce) {
+    const uint32_t slot = call.op == CollectiveOp::kBroadcast ? 0 : config_.rank;
+    job.out = scratch_ + p.incoming + slot * p.packet;
+  } else if (sumsShards(call.op)) {
     job.in_total = p.elements;
     job.in_pitch = p.shard;
     job.segments = config_.ranks;
     job.out = scratch_ + p.outgoing;
-  } else {  // ReduceScatter: the same stretch of every rank's part
+  } else {  // the same stretch of every rank's part
     job.in_total = call.count * (config_.ranks - 1) + p.elements;
     job.in_pitch = call.count;
     job.segments = config_.ranks;
     job.out = scratch_ + p.outgoing;
   }
-  return device_->quantize(job, stream);
+  if (Status s = device_->quantize(job, stream); !s.ok()) return s;
+  if (call.op != CollectiveOp::kAlltoAll && call.op != CollectiveOp::kScatter) return {};
+  const uint64_t own = config_.rank * p.packet;
+  return device_->copy(scratch_ + p.incoming + own, scratch_ + p.outgoing + own, p.packet, stream);
 }
 
-// Sums the packets of my shard (two-shot, ReduceScatter).
+// Sums the packets of my shard.
 Status Compressor::reduce(const CompressedCall& call, const Piece& p, StreamHandle stream) {
   ReduceJob job;
   job.format = config_.format;
@@ -229,7 +236,7 @@ Status Compressor::reduce(const CompressedCall& call, const Piece& p, StreamHand
   job.own = scratch_ + p.outgoing + config_.rank * p.packet;
   job.own_index = static_cast<int32_t>(config_.rank);
   job.average = call.average ? 1.0f / static_cast<float>(config_.ranks) : 1.0f;
-  if (call.op == CollectiveOp::kAllReduce) {
+  if (sumsShards(call.op)) {
     job.to_packet = true;
     job.elements = shardLength(p, config_.rank);
     job.out = scratch_ + p.incoming + config_.rank * p.packet;  // the slot that no peer writes
@@ -265,7 +272,11 @@ Status Compressor::finish(const CompressedCall& call, const Piece& p, StreamHand
   job.in_pitch = p.packet;
   job.segment_elements = p.shard;
   job.out = out;
-  if (call.op == CollectiveOp::kAllReduce) {
+  if (call.op == CollectiveOp::kBroadcast || call.op == CollectiveOp::kScatter) {
+    job.segments = 1;
+    job.in = scratch_ + p.incoming + (call.op == CollectiveOp::kScatter ? config_.rank * p.packet : 0);
+    job.out_pitch = job.out_total = p.elements;
+  } else if (sumsShards(call.op)) {
     job.out_pitch = p.shard;
     job.out_total = p.elements;
   } else {
@@ -279,7 +290,7 @@ Status Compressor::finish(const CompressedCall& call, const Piece& p, StreamHand
 ncclResult_t Compressor::exchange(const CompressedCall& call, const Piece& p, StreamHandle stream,
                                   CallStats* stats) {
   const auto length = [&](uint32_t shard) {
-    return call.op == CollectiveOp::kAllReduce ? shardLength(p, shard) : p.elements;
+    return sumsShards(call.op) ? shardLength(p, shard) : p.elements;
   };
   const uint64_t mine = packetBytes(config_.format, length(config_.rank));
   const auto s = static_cast<cudaStream_t>(stream);
@@ -303,10 +314,43 @@ ncclResult_t Compressor::exchange(const CompressedCall& call, const Piece& p, St
   return ncclSuccess;
 }
 
+// Between the root and the others: packets to it, for Reduce and Gather, or from it.
+ncclResult_t Compressor::moveAtRoot(const CompressedCall& call, const Piece& p, StreamHandle stream,
+                                    CallStats* stats) {
+  const auto s = static_cast<cudaStream_t>(stream);
+  char* incoming = scratch_ + p.incoming;
+  if (call.op == CollectiveOp::kBroadcast) {
+    stats->sent_bytes += p.packet;  // by every rank but the last of the ring
+    return api_->ncclBroadcast(incoming, incoming, p.packet, ncclUint8, static_cast<int>(call.root),
+                               config_.comm, s);
+  }
+  const bool to_root = call.op != CollectiveOp::kScatter;
+  const auto bytesOfPacket = [&](uint32_t rank) {
+    return sumsShards(call.op) && !oneShot(call) ? packetBytes(config_.format, shardLength(p, rank))
+                                                 : p.packet;
+  };
+  const auto move = [&](bool send, char* packet, uint64_t bytes, uint32_t peer) {
+    if (bytes == 0) return ncclSuccess;
+    if (!send) return api_->ncclRecv(packet, bytes, ncclUint8, static_cast<int>(peer), config_.comm, s);
+    stats->sent_bytes += bytes;
+    return api_->ncclSend(packet, bytes, ncclUint8, static_cast<int>(peer), config_.comm, s);
+  };
+  if (!atRoot(call))
+    return move(to_root, incoming + config_.rank * p.packet, bytesOfPacket(config_.rank), call.root);
+  for (uint32_t step = 1; step < config_.ranks; ++step) {
+    const uint32_t peer = (config_.rank + step) % config_.ranks;
+    char* packet = (to_root ? incoming : scratch_ + p.outgoing) + peer * p.packet;
+    const ncclResult_t r = move(!to_root, packet, bytesOfPacket(peer), peer);
+    if (r != ncclSuccess) return r;
+  }
+  return ncclSuccess;
+}
+
 // Gathers every rank's packet in place. Packets of short last shards travel at full length. Messages whose
 // passes overlap are gathered by sends and receives, which share a real group with those of an exchange.
 ncclResult_t Compressor::gather(const CompressedCall& call, const Piece& p, StreamHandle stream,
                                 CallStats* stats) {
+  if (hasRoot(call.op)) return moveAtRoot(call, p, stream, stats);
   const auto s = static_cast<cudaStream_t>(stream);
   char* packets = scratch_ + p.incoming;
   const char* mine = packets + config_.rank * p.packet;
@@ -421,19 +465,37 @@ class Schedule {
     run->others.push_back(stream);
   }
 
+  // What a call goes through on this rank: it quantizes; exchanges packets of parts or shards; sums what
+  // came; gathers, or moves packets from or to a root; dequantizes.
+  static bool quantizes(const Compressor& c, const CompressedCall& call) {
+    const bool from_root = call.op == CollectiveOp::kBroadcast || call.op == CollectiveOp::kScatter;
+    return !from_root || c.atRoot(call);
+  }
   static bool exchanges(const Compressor& c, const CompressedCall& call) {
-    return call.op == CollectiveOp::kReduceScatter ||
-           (call.op == CollectiveOp::kAllReduce && !c.oneShot(call));
+    return sums(c, call) || call.op == CollectiveOp::kAlltoAll;
+  }
+  static bool sums(const Compressor& c, const CompressedCall& call) {
+    return call.op == CollectiveOp::kReduceScatter || (sumsShards(call.op) && !c.oneShot(call));
   }
   static bool gathers(const Compressor&, const CompressedCall& call) {
-    return call.op != CollectiveOp::kReduceScatter;
+    return call.op != CollectiveOp::kReduceScatter && call.op != CollectiveOp::kAlltoAll;
   }
-  static bool always(const Compressor&, const CompressedCall&) { return true; }
+  static bool finishes(const Compressor& c, const CompressedCall& call) {
+    const bool at_root = call.op == CollectiveOp::kReduce || call.op == CollectiveOp::kGather;
+    return call.op != CollectiveOp::kReduceScatter && (!at_root || c.atRoot(call));
+  }
   // Gathers of sums, and gathers that follow nothing but the quantizing.
   static bool gathersSums(const Compressor& c, const CompressedCall& call) {
-    return gathers(c, call) && exchanges(c, call);
+    return gathers(c, call) && sums(c, call);
   }
   static bool gathersOnly(const Compressor& c, const CompressedCall& call) { return !exchanges(c, call); }
+  // Ends behind a gather of sums, or behind the one move that there is.
+  static bool finishesSums(const Compressor& c, const CompressedCall& call) {
+    return finishes(c, call) && sums(c, call);
+  }
+  static bool finishesOnly(const Compressor& c, const CompressedCall& call) {
+    return finishes(c, call) && !sums(c, call);
+  }
 
   // Nothing is enqueued after a failure.
   void check(const Status& status) {
@@ -484,11 +546,11 @@ class Schedule {
 
   void inOrder() {
     for (size_t batch = 0; batch < batches_; ++batch) {
-      codec(batch, always, &Compressor::quantize);
+      codec(batch, quantizes, &Compressor::quantize);
       transfer({{batch, exchanges, &Compressor::exchange}});
-      codec(batch, exchanges, &Compressor::reduce);
+      codec(batch, sums, &Compressor::reduce);
       transfer({{batch, gathers, &Compressor::gather}});
-      codec(batch, gathers, &Compressor::finish);
+      codec(batch, finishes, &Compressor::finish);
     }
   }
 
@@ -531,7 +593,7 @@ class Schedule {
   // other once a step, while the codec reduces batch j-1, finishes batch j-3 and quantizes batch j+1 into the
   // same slot. What has no exchange is gathered in step j and finished in the next.
   void overlapped() {
-    codec(0, always, &Compressor::quantize);
+    codec(0, quantizes, &Compressor::quantize);
     signal(&Compressor::ready_, &Run::main);
     for (size_t j = 0; j < batches_ + 2; ++j) {
       await(&Compressor::ready_, &Run::transfers);
@@ -540,14 +602,14 @@ class Schedule {
                 {j - 2, gathersSums, &Compressor::gather},
                 {j, gathersOnly, &Compressor::gather}});
       signal(&Compressor::moved_, &Run::transfers);
-      codec(j - 1, exchanges, &Compressor::reduce);
-      codec(j - 3, gathersSums, &Compressor::finish);
-      codec(j - 1, gathersOnly, &Compressor::finish);
-      codec(j + 1, always, &Compressor::quantize);
+      codec(j - 1, sums, &Compressor::reduce);
+      codec(j - 3, finishesSums, &Compressor::finish);
+      codec(j - 1, finishesOnly, &Compressor::finish);
+      codec(j + 1, quantizes, &Compressor::quantize);
       signal(&Compressor::ready_, &Run::main);
     }
     await(&Compressor::moved_, &Run::main);
-    codec(batches_ - 1, gathersSums, &Compressor::finish);
+    codec(batches_ - 1, finishesSums, &Compressor::finish);
   }
 
   // What a member's two streams tell each other. Each event is awaited before it is recorded again.

@@ -2,8 +2,10 @@
 //
 // AllReduce, two-shot: quantize the buffer in one packet per shard, send each packet to the shard's owner,
 // sum the packets in rank order and requantize, gather the sums, dequantize. At two ranks one-shot: gather
-// both packets and sum them. ReduceScatter is the first half of the two-shot; AllGather is quantize, gather,
-// dequantize. All bytes move as ncclUint8. Messages of any size stream through a scratch of fixed size in
+// both packets and sum them. Reduce is the same with the sums gathered at the root alone, whose result has
+// AllReduce's bits. ReduceScatter is the first half of the two-shot. AllGather, Gather, Scatter, AlltoAll and
+// Broadcast are quantize, move, dequantize, also for what a rank keeps: no result depends on where a part
+// came from. All bytes move as ncclUint8. Messages of any size stream through a scratch of fixed size in
 // passes. Where the codec takes long next to the links, passes overlap: the scratch is cut in slots, the
 // codec works on the program's stream, the transfers on a stream of our own, and the codec of one pass runs
 // beside the transfers of its neighbours.
@@ -22,9 +24,10 @@
 
 namespace halfwire {
 
-// One call to compress. `count` is as passed to NCCL (per rank for ReduceScatter and AllGather).
+// One call to compress. `count` is as passed to NCCL (per rank for ReduceScatter, AllGather, AlltoAll, Gather
+// and Scatter).
 struct CompressedCall {
-  CollectiveOp op = CollectiveOp::kAllReduce;  // kAllReduce, kReduceScatter or kAllGather
+  CollectiveOp op = CollectiveOp::kAllReduce;  // any but kSend and kRecv
   const void* send = nullptr;
   void* recv = nullptr;
   uint64_t count = 0;
@@ -32,6 +35,7 @@ struct CompressedCall {
   bool average = false;
   Factor factor;
   StreamHandle stream = nullptr;
+  uint32_t root = 0;  // of Reduce, Broadcast, Gather and Scatter
 };
 
 struct CallStats {
@@ -92,9 +96,9 @@ class Compressor {
   // A call's share of one pass through the scratch.
   struct Piece {
     uint32_t call = 0;
-    uint64_t offset = 0;    // elements from the start of the buffer (AllReduce) or of each rank's part
+    uint64_t offset = 0;    // elements from the start of the buffer or of each rank's part
     uint64_t elements = 0;  // of the buffer, or of each rank's part
-    uint64_t shard = 0;     // elements of a packet; the last packets of an AllReduce may hold fewer
+    uint64_t shard = 0;     // elements of a packet; the last packets of a sum of shards may hold fewer
     uint64_t packet = 0;    // bytes from one packet to the next
     uint64_t outgoing = 0;  // scratch offset of the packets to send; unused by gathers
     uint64_t incoming = 0;  // scratch offset of the packets received
@@ -106,6 +110,7 @@ class Compressor {
 
   Compressor() = default;
   bool oneShot(const CompressedCall& call) const;
+  bool atRoot(const CompressedCall& call) const { return call.root == config_.rank; }
   uint64_t bytesOf(const CompressedCall& call, uint64_t elements) const;
   uint64_t passBytes(uint64_t message) const;
   bool overlaps(const CompressedCall& call) const;
@@ -117,6 +122,8 @@ class Compressor {
   ncclResult_t exchange(const CompressedCall& call, const Piece& piece, StreamHandle stream,
                         CallStats* stats);
   ncclResult_t gather(const CompressedCall& call, const Piece& piece, StreamHandle stream, CallStats* stats);
+  ncclResult_t moveAtRoot(const CompressedCall& call, const Piece& piece, StreamHandle stream,
+                          CallStats* stats);
   Status begin(StreamHandle main, std::span<const StreamHandle> others);
   Status end(StreamHandle main, std::span<const StreamHandle> others);
   Status event(size_t index, EventHandle* out);

@@ -113,6 +113,116 @@ TEST_P(CompressorShapes, AllGatherInPlaceRoundsEveryRankAlike) {
     EXPECT_EQ(std::memcmp(buffer[r].data(), want.data(), want.size() * 4), 0) << r;
 }
 
+// What moves data: each part is its sender's, rounded once, wherever it ends up, and nothing else is written.
+TEST_P(CompressorShapes, MovesEqualTheReferenceOnEveryRank) {
+  const auto [ranks, count, chunk] = GetParam();
+  const WireFormat format{ElementFormat::kE4M3, ScaleFormat::kFp32, 64};
+  for (const CollectiveOp op :
+       {CollectiveOp::kAlltoAll, CollectiveOp::kBroadcast, CollectiveOp::kGather, CollectiveOp::kScatter}) {
+    for (uint32_t root = 0; root < (op == CollectiveOp::kAlltoAll ? 1 : ranks); ++root) {
+      World world(ranks, format, chunk);
+      const uint64_t parts = op == CollectiveOp::kBroadcast ? 1 : ranks;
+      std::vector<std::vector<float>> in(ranks), out(ranks, std::vector<float>(count * parts, -7.0f)),
+          want = out;
+      std::vector<std::vector<CompressedCall>> calls(ranks);
+      const auto part = [&](uint32_t rank, uint64_t index) {
+        return expected(format, {in[rank]}, index * count, count, false, false);
+      };
+      const auto place = [&](uint32_t rank, uint64_t index, const std::vector<float>& values) {
+        std::copy(values.begin(), values.end(), want[rank].begin() + static_cast<long>(index * count));
+      };
+      for (uint32_t r = 0; r < ranks; ++r) {
+        in[r] = randomFloats(count * parts, r + 1);
+        const bool sends = op == CollectiveOp::kAlltoAll || op == CollectiveOp::kGather || r == root;
+        const bool receives = op != CollectiveOp::kGather || r == root;
+        calls[r] = {CompressedCall{op,
+                                   sends ? in[r].data() : nullptr,
+                                   receives ? out[r].data() : nullptr,
+                                   count,
+                                   DataType::kFp32,
+                                   false,
+                                   {},
+                                   nullptr,
+                                   root}};
+      }
+      for (uint32_t r = 0; r < ranks; ++r) {
+        if (op == CollectiveOp::kBroadcast) place(r, 0, part(root, 0));
+        if (op == CollectiveOp::kScatter) place(r, 0, part(root, r));
+        if (op == CollectiveOp::kGather && r == root)
+          for (uint32_t from = 0; from < ranks; ++from) place(r, from, part(from, 0));
+        if (op == CollectiveOp::kAlltoAll)
+          for (uint32_t from = 0; from < ranks; ++from) place(r, from, part(from, r));
+      }
+      const auto turns = world.run(calls);
+      for (uint32_t r = 0; r < ranks; ++r) {
+        EXPECT_EQ(std::memcmp(out[r].data(), want[r].data(), want[r].size() * 4), 0)
+            << opName(op) << " rank " << r << " root " << root;
+      }
+      uint64_t sent = 0;
+      for (const auto& t : turns) sent += t.stats[0].sent_bytes;
+      EXPECT_EQ(sent, wire.bytes) << opName(op);
+    }
+  }
+}
+
+TEST_P(CompressorShapes, InPlaceMovesReadBeforeTheyWrite) {
+  const auto [ranks, count, chunk] = GetParam();
+  for (const CollectiveOp op : {CollectiveOp::kAlltoAll, CollectiveOp::kBroadcast, CollectiveOp::kGather,
+                                CollectiveOp::kScatter, CollectiveOp::kReduce}) {
+    std::vector<std::vector<std::vector<float>>> results;
+    for (const bool in_place : {false, true}) {
+      World world(ranks, {}, chunk);
+      const uint64_t parts = op == CollectiveOp::kBroadcast || op == CollectiveOp::kReduce ? 1 : ranks;
+      std::vector<std::vector<float>> in(ranks), out(ranks, std::vector<float>(count * parts));
+      std::vector<std::vector<CompressedCall>> calls(ranks);
+      for (uint32_t r = 0; r < ranks; ++r) {
+        in[r] = randomFloats(count * parts, r + 1);
+        const float* send = in[r].data();
+        float* recv = out[r].data();
+        const uint64_t own = r * count;
+        if (op == CollectiveOp::kGather) send += own;
+        if (in_place) recv = in[r].data() + (op == CollectiveOp::kScatter ? own : 0);
+        calls[r] = {CompressedCall{op, send, recv, count, DataType::kFp32, true, {}, nullptr, 1}};
+      }
+      world.run(calls);
+      results.emplace_back();
+      for (uint32_t r = 0; r < ranks; ++r) {
+        const bool has = (op != CollectiveOp::kGather && op != CollectiveOp::kReduce) || r == 1;
+        const auto* from = static_cast<const float*>(calls[r][0].recv);
+        const uint64_t n = op == CollectiveOp::kScatter ? count : count * parts;
+        results.back().emplace_back(has ? std::vector<float>(from, from + n) : std::vector<float>());
+      }
+    }
+    EXPECT_EQ(results[0], results[1]) << opName(op);
+  }
+}
+
+TEST_P(CompressorShapes, ReduceGivesTheRootWhatAllReduceGivesAll) {
+  const auto [ranks, count, chunk] = GetParam();
+  for (uint32_t root = 0; root < ranks; ++root) {
+    World world(ranks, {}, chunk);
+    std::vector<std::vector<float>> in(ranks), all(ranks, std::vector<float>(count)),
+        one(ranks, std::vector<float>(count, -7.0f));
+    std::vector<std::vector<CompressedCall>> calls(ranks);
+    for (uint32_t r = 0; r < ranks; ++r) {
+      in[r] = randomFloats(count, r + 1);
+      calls[r] = {{CollectiveOp::kAllReduce, in[r].data(), all[r].data(), count, DataType::kFp32, true},
+                  {CollectiveOp::kReduce,
+                   in[r].data(),
+                   r == root ? one[r].data() : nullptr,
+                   count,
+                   DataType::kFp32,
+                   true,
+                   {},
+                   nullptr,
+                   root}};
+    }
+    world.run(calls);
+    for (uint32_t r = 0; r < ranks; ++r)
+      EXPECT_EQ(one[r], r == root ? all[0] : std::vector<float>(count, -7.0f)) << "rank " << r;
+  }
+}
+
 INSTANTIATE_TEST_SUITE_P(Shapes, CompressorShapes,
                          testing::Combine(testing::Values(2u, 3u, 5u),
                                           testing::Values(1u, 127u, 129u, 1000u, 5000u),

@@ -102,7 +102,9 @@ class QueuedDevice final : public Device {
   bool connectsLazily() const override { return false; }
   bool overlapsPasses() const override { return true; }
   Status compare(const CompareJob&, StreamHandle) override { return unused(); }
-  Status copy(void*, const void*, size_t, StreamHandle) override { return unused(); }
+  Status copy(void* to, const void* from, size_t bytes, StreamHandle s) override {
+    return m_->enqueue(s, [=] { return std::memcpy(to, from, bytes), true; }), Status();
+  }
   Status zero(void*, size_t, StreamHandle) override { return unused(); }
   Status allocateHost(size_t, void**) override { return unused(); }
   void releaseHost(void*) override {}
@@ -128,6 +130,7 @@ struct Transfers {
     int peer;
   };
   std::vector<Message> sends, recvs, gathers;  // of a gather, `at` is the whole buffer's start
+  std::vector<Message> broadcasts;             // `peer` is the root
   StreamHandle stream = nullptr;
   bool arrived = false;
   bool moved = false;
@@ -155,6 +158,12 @@ void move(const std::map<int, std::shared_ptr<Transfers>>& group) {
       ASSERT_NE(slot, receiver.recvs.end());
       ASSERT_EQ(slot->bytes, send.bytes);
       std::memcpy(slot->at, send.at, send.bytes);
+    }
+    for (size_t i = 0; i < sender->broadcasts.size(); ++i) {
+      const auto& mine = sender->broadcasts[i];
+      const auto& source = group.at(mine.peer)->broadcasts[i];
+      ASSERT_EQ(source.bytes, mine.bytes);
+      if (from != mine.peer) std::memcpy(mine.at, source.at, mine.bytes);
     }
     for (size_t i = 0; i < sender->gathers.size(); ++i) {
       for (const auto& [to, receiver] : group) {
@@ -188,6 +197,13 @@ NcclApi queuedApi() {
     t.gathers.push_back({static_cast<char*>(r), n, 0});
     return ncclSuccess;
   };
+  api.ncclBroadcast = [](const void*, void* r, size_t n, ncclDataType_t, int root, ncclComm_t c,
+                         cudaStream_t s) {
+    Transfers& t = fabric.open[rankOf(c)];
+    t.stream = s;
+    t.broadcasts.push_back({static_cast<char*>(r), n, root});
+    return ncclSuccess;
+  };
   api.ncclGroupEnd = [] {
     std::map<int, std::shared_ptr<Transfers>> group;
     for (auto& [rank, t] : fabric.open) group[rank] = std::make_shared<Transfers>(std::move(t));
@@ -217,8 +233,8 @@ struct OpenGate final : CallGate {
 
 constexpr uint32_t kMostRanks = 4;
 
-// What every rank has after a program of three turns, one after the other on the same stream and then on
-// another, so that a turn meets the scratch of the one before.
+// What every rank has after a program of four turns, one after the other on the same stream and the last two
+// on another, so that a turn meets the scratch of the one before.
 std::vector<std::vector<float>> results(uint32_t ranks, bool overlap, uint32_t seed, uint64_t chunk) {
   Machine machine;
   machine.random.seed(seed);
@@ -235,7 +251,7 @@ std::vector<std::vector<float>> results(uint32_t ranks, bool overlap, uint32_t s
   }
   // Past kPasses passes of the least size, so that slots come round more than once.
   const uint64_t count = 9 * 1024 + 77;
-  std::vector<std::vector<float>> reduced(ranks), scattered(ranks), gathered(ranks);
+  std::vector<std::vector<float>> reduced(ranks), scattered(ranks), gathered(ranks), moved(ranks);
   std::mt19937 values(7);
   std::normal_distribution<float> normal;
   for (uint32_t r = 0; r < ranks; ++r) {
@@ -243,14 +259,15 @@ std::vector<std::vector<float>> results(uint32_t ranks, bool overlap, uint32_t s
     for (float& x : reduced[r]) x = normal(values);
     scattered[r].assign(count / ranks, -1.0f);
     gathered[r].assign(count / ranks * ranks, -1.0f);
+    moved[r].assign(count + 4 * (count / ranks * ranks), -1.0f);
   }
   OpenGate gate;
-  for (int turn = 0; turn < 3; ++turn) {
+  for (int turn = 0; turn < 4; ++turn) {
     std::vector<std::vector<CompressedCall>> calls(ranks);
     std::vector<CompressedTurn> turns;
     for (uint32_t r = 0; r < ranks; ++r) {
       const auto stream =
-          reinterpret_cast<StreamHandle>(static_cast<uintptr_t>(0x100 * (r + 1) + (turn == 2)));
+          reinterpret_cast<StreamHandle>(static_cast<uintptr_t>(0x100 * (r + 1) + (turn >= 2)));
       CompressedCall reduce{
           CollectiveOp::kAllReduce, reduced[r].data(), reduced[r].data(), count, DataType::kFp32, true};
       CompressedCall scatter{CollectiveOp::kReduceScatter,
@@ -262,9 +279,24 @@ std::vector<std::vector<float>> results(uint32_t ranks, bool overlap, uint32_t s
       CompressedCall gather{CollectiveOp::kAllGather, scattered[r].data(),
                             gathered[r].data(),       count / ranks,
                             DataType::kFp32,          false};
+      // The operations that move data, and one that sums at a root, into stretches of one buffer.
+      std::vector<CompressedCall> moves;
+      float* to = moved[r].data();
+      const uint64_t part = count / ranks;
+      const uint32_t root = ranks - 1;
+      const auto add = [&](CollectiveOp op, const float* from, uint64_t n, uint64_t length) {
+        moves.push_back({op, from, to, n, DataType::kFp32, false, {}, nullptr, root});
+        to += length;
+      };
+      add(CollectiveOp::kReduce, reduced[r].data(), count, count);
+      add(CollectiveOp::kAlltoAll, gathered[r].data(), part, part * ranks);
+      add(CollectiveOp::kBroadcast, gathered[r].data(), part * ranks, part * ranks);
+      add(CollectiveOp::kGather, scattered[r].data(), part, part * ranks);
+      add(CollectiveOp::kScatter, gathered[r].data(), part, part * ranks);
       calls[r] = turn == 0   ? std::vector{reduce}
                  : turn == 1 ? std::vector{scatter}
-                             : std::vector{gather, reduce};
+                 : turn == 2 ? std::vector{gather, reduce}
+                             : moves;
       for (CompressedCall& c : calls[r]) c.stream = stream;
       // The program orders its own streams: the last turn's behind the turns before.
       if (turn == 2) {
@@ -286,7 +318,7 @@ std::vector<std::vector<float>> results(uint32_t ranks, bool overlap, uint32_t s
   EXPECT_TRUE(machine.drain()) << "queues that wait for each other";
   std::vector<std::vector<float>> all;
   for (uint32_t r = 0; r < ranks; ++r) {
-    for (const auto* v : {&reduced[r], &scattered[r], &gathered[r]}) all.push_back(*v);
+    for (const auto* v : {&reduced[r], &scattered[r], &gathered[r], &moved[r]}) all.push_back(*v);
   }
   return all;
 }

@@ -91,6 +91,7 @@ struct Wire {
   std::map<int, std::vector<Reduce>> reduces;                        // by rank
   std::map<std::pair<int, int>, std::vector<Message>> sends, recvs;  // (from, to)
   std::map<int, std::vector<Gather>> gathers;                        // by rank
+  std::map<int, std::vector<std::pair<int, Message>>> broadcasts;    // by rank, with their roots
   int depth = 0;
   int groups = 0;
   uint64_t bytes = 0;
@@ -140,6 +141,12 @@ inline NcclApi fakeApi() {
     wire.gathers[rankOf(c)].push_back({s, static_cast<char*>(r), n});
     return ncclSuccess;
   };
+  api.ncclBroadcast = [](const void* s, void* r, size_t n, ncclDataType_t, int root, ncclComm_t c,
+                         cudaStream_t) {
+    wire.broadcasts[rankOf(c)].push_back({root, {s, r, n}});
+    wire.bytes += n;
+    return ncclSuccess;
+  };
   api.ncclAllReduce = [](const void* s, void* r, size_t n, ncclDataType_t, ncclRedOp_t op, ncclComm_t c,
                          cudaStream_t) {
     wire.reduces[rankOf(c)].push_back({s, r, n, op, false});
@@ -176,6 +183,14 @@ inline NcclApi fakeApi() {
         }
       }
     }
+    for (auto& [rank, list] : wire.broadcasts) {
+      for (size_t i = 0; i < list.size(); ++i) {
+        const auto& [root, source] = wire.broadcasts[list[i].first][i];
+        if (root != list[i].first || source.bytes != list[i].second.bytes) wire.broken = true;
+        if (list[i].second.to != source.from) std::memcpy(list[i].second.to, source.from, source.bytes);
+      }
+    }
+    wire.broadcasts.clear();
     wire.sends.clear();
     wire.recvs.clear();
     wire.gathers.clear();

@@ -127,7 +127,7 @@ class TurnGate final : public CallGate {
 };
 
 RedOpKind redOpKind(Communicator& c, const QueuedCall& call, Factor* factor) {
-  if (call.op != CollectiveOp::kAllReduce && call.op != CollectiveOp::kReduceScatter) return RedOpKind::kNone;
+  if (!reducesData(call.op)) return RedOpKind::kNone;
   if (call.redop == ncclSum) return RedOpKind::kSum;
   if (call.redop == ncclAvg) return RedOpKind::kAvg;
   if (call.redop < ncclNumOps) return RedOpKind::kOther;
@@ -141,7 +141,24 @@ RedOpKind redOpKind(Communicator& c, const QueuedCall& call, Factor* factor) {
 }
 
 // Whether NCCL would accept these buffers: what it refuses is left to it, with its own words.
-bool buffersPresent(const QueuedCall& call) { return call.send != nullptr && call.recv != nullptr; }
+bool buffersPresent(const Communicator& c, const QueuedCall& call) {
+  const bool root = static_cast<uint32_t>(call.peer) == c.rank;
+  switch (call.op) {
+    case CollectiveOp::kReduce:
+    case CollectiveOp::kGather:
+      return call.send != nullptr && (call.recv != nullptr || !root);
+    case CollectiveOp::kBroadcast:
+    case CollectiveOp::kScatter:
+      return call.recv != nullptr && (call.send != nullptr || !root);
+    default:
+      return call.send != nullptr && call.recv != nullptr;
+  }
+}
+
+// Whether every rank would find these arguments good: a root that does not exist is NCCL's to refuse.
+bool rootExists(const Communicator& c, const QueuedCall& call) {
+  return call.peer >= 0 && static_cast<uint32_t>(call.peer) < c.ranks;
+}
 
 CompressedCall compressedCall(const QueuedCall& call, RedOpKind kind, const Factor& factor) {
   CompressedCall out;
@@ -153,11 +170,13 @@ CompressedCall compressedCall(const QueuedCall& call, RedOpKind kind, const Fact
   out.average = kind == RedOpKind::kAvg;
   out.factor = factor;
   out.stream = call.stream;
+  out.root = static_cast<uint32_t>(call.peer);
   return out;
 }
 
 bool overwritesItsSource(const Communicator& c, const CompressedCall& call) {
   const size_t own = c.rank * call.count * dataTypeBytes(call.type);
+  if (call.op == CollectiveOp::kBroadcast) return call.root == c.rank && call.send == call.recv;
   return call.op == CollectiveOp::kAllGather && call.send == static_cast<char*>(call.recv) + own;
 }
 
@@ -253,8 +272,7 @@ std::string rangeText(const std::vector<MemberTurn>& members) {
   for (const MemberTurn& m : members) {
     calls += m.compressed.size();
     for (const CompressedCall& call : m.compressed) {
-      const uint64_t parts = call.op == CollectiveOp::kAllReduce ? 1 : m.communicator->ranks;
-      bytes += call.count * parts * dataTypeBytes(call.type);
+      bytes += messageBytes(call.op, ncclDataType(call.type), call.count, m.communicator->ranks);
     }
   }
   return calls == 0 ? std::string()
@@ -317,9 +335,7 @@ void keepSamples(Communicator& c, const std::vector<ShadowSample>& samples) {
     to.store(to.load(std::memory_order_relaxed) + by, std::memory_order_relaxed);
   };
   for (const ShadowSample& s : samples) {
-    const auto type = s.type == DataType::kBf16   ? ncclBfloat16
-                      : s.type == DataType::kFp16 ? ncclFloat16
-                                                  : ncclFloat32;
+    const ncclDataType_t type = ncclDataType(s.type);
     RunLogShadow* row =
         RunLog::shadowRow(*c.log, s.op, type, messageBytes(s.op, type, s.count, c.ranks), s.format);
     if (row == nullptr) {
@@ -413,9 +429,10 @@ ncclResult_t dataCall(Communicator& c, const QueuedCall& call) {
   const bool noise = reason == Reason::kCompressed && c.agreement.settings.mode == Mode::kNoise;
   const bool shadow = reason == Reason::kCompressed && c.shadow != nullptr;
   const CountedRows row = count(c, call, noise ? Reason::kNoise : shadow ? Reason::kShadow : reason);
-  const bool compress = reason == Reason::kCompressed && !shadow && buffersPresent(call);
+  const bool compress =
+      reason == Reason::kCompressed && !shadow && rootExists(c, call) && buffersPresent(c, call);
   bool sampled = false;
-  if (shadow && buffersPresent(call)) {
+  if (shadow && buffersPresent(c, call)) {
     const ncclResult_t kept = shadowBefore(c, compressedCall(call, kind, factor), &sampled);
     if (kept != ncclSuccess) return kept;
   }

@@ -153,6 +153,18 @@ bool wireDataType(ncclDataType_t type, DataType* out) {
   }
 }
 
+ncclDataType_t ncclDataType(DataType type) {
+  switch (type) {
+    case DataType::kBf16:
+      return ncclBfloat16;
+    case DataType::kFp16:
+      return ncclFloat16;
+    case DataType::kFp32:
+      break;
+  }
+  return ncclFloat32;
+}
+
 bool reducesData(CollectiveOp op) {
   return op == CollectiveOp::kAllReduce || op == CollectiveOp::kReduceScatter || op == CollectiveOp::kReduce;
 }

@@ -109,4 +109,7 @@ uint64_t ringBytes(CollectiveOp op, ncclDataType_t type, uint64_t count, uint32_
 // True and the wire's type if `type` can be compressed.
 bool wireDataType(ncclDataType_t type, DataType* out);
 
+// The other way round.
+ncclDataType_t ncclDataType(DataType type);
+
 }  // namespace halfwire
