@@ -94,7 +94,9 @@ Result<std::unique_ptr<Compressor>> Compressor::create(const NcclApi* api, Devic
   c->api_ = api;
   c->device_ = device;
   c->config_ = config;
-  if (Status s = device->createEvent(&c->last_use_); !s.ok()) return s;
+  for (EventHandle* event : {&c->last_use_, &c->captured_use_}) {
+    if (Status s = device->createEvent(event); !s.ok()) return s;
+  }
   if (config.noise) return c;
   void* scratch = nullptr;
   if (Status s = device->allocate(scratchBytes(config), &scratch); !s.ok()) return s;
@@ -121,7 +123,7 @@ Compressor::~Compressor() {
   if (device_ == nullptr || parked_) return;
   if (used_) (void)device_->synchronizeEvent(last_use_);
   if (scratch_ != nullptr) device_->release(scratch_);
-  for (const EventHandle e : {last_use_, ready_, moved_}) {
+  for (const EventHandle e : {last_use_, captured_use_, ready_, moved_}) {
     if (e != nullptr) device_->destroyEvent(e);
   }
   if (transfers_ != nullptr) (void)device_->finishStream(transfers_);
@@ -378,11 +380,26 @@ Status Compressor::event(size_t index, EventHandle* out) {
   return {};
 }
 
+// Orders the main stream behind the scratch's last use: of this capture, or in whatever ran before.
+Status Compressor::awaitScratch(StreamHandle main) {
+  uint64_t capture = 0;
+  if (Status s = device_->captureOf(main, &capture); !s.ok()) return s;
+  capturing_ = capture != 0;
+  if (!capturing_) {
+    // A graph may have run on any stream.
+    const bool ordered = capture_ == 0 && (!used_ || last_stream_ == main);
+    return ordered ? Status() : device_->waitEvent(main, last_use_);
+  }
+  if (capture_ != capture) {
+    capture_ = capture;
+    return device_->waitEventOutside(main, last_use_);
+  }
+  return captured_stream_ == main ? Status() : device_->waitEvent(main, captured_use_);
+}
+
 // Orders the main stream behind the other streams and behind the scratch's last use.
 Status Compressor::begin(StreamHandle main, std::span<const StreamHandle> others) {
-  if (used_ && last_stream_ != main) {
-    if (Status s = device_->waitEvent(main, last_use_); !s.ok()) return s;
-  }
+  if (Status s = awaitScratch(main); !s.ok()) return s;
   for (size_t i = 0; i < others.size(); ++i) {
     EventHandle e = nullptr;
     if (Status s = event(i, &e); !s.ok()) return s;
@@ -393,11 +410,15 @@ Status Compressor::begin(StreamHandle main, std::span<const StreamHandle> others
 }
 
 Status Compressor::end(StreamHandle main, std::span<const StreamHandle> others) {
-  if (Status s = device_->recordEvent(last_use_, main); !s.ok()) return s;
+  const EventHandle done = capturing_ ? captured_use_ : last_use_;
+  if (Status s = device_->recordEvent(done, main); !s.ok()) return s;
+  (capturing_ ? captured_stream_ : last_stream_) = main;
+  if (capturing_) {
+    if (Status s = device_->recordEventOutside(last_use_, main); !s.ok()) return s;
+  }
   used_ = true;
-  last_stream_ = main;
   for (const StreamHandle other : others) {
-    if (Status s = device_->waitEvent(other, last_use_); !s.ok()) return s;
+    if (Status s = device_->waitEvent(other, done); !s.ok()) return s;
   }
   return {};
 }

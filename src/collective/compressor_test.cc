@@ -331,6 +331,36 @@ TEST(Compressor, OtherStreamsForkAndJoin) {
   EXPECT_EQ(world.device.log.front(), (std::pair<char, StreamHandle>{'w', s2}));
 }
 
+// Letters of the log: records and waits in a stream's order; 'R' and 'W' for what each run of a graph does.
+// Both members begin, then each ends.
+TEST(Compressor, GraphsAndTurnsOutsideThemTakeTheScratchInTurn) {
+  World world(2, {}, 1u << 20);
+  std::vector<float> a(64, 1.0f), b(64, 1.0f);
+  char streams[2];
+  const auto run = [&](uint64_t capture, int stream) {
+    world.device.capture = capture;
+    world.device.log.clear();
+    CompressedCall call{CollectiveOp::kAllReduce, a.data(), a.data(), 64, DataType::kFp32, false};
+    call.stream = &streams[stream];
+    CompressedCall other = call;
+    other.send = other.recv = b.data();
+    world.run({{call}, {other}});
+    std::string letters;
+    for (const auto& [letter, on] : world.device.log) {
+      EXPECT_EQ(on, call.stream);
+      letters += letter;
+    }
+    return letters;
+  };
+  EXPECT_EQ(run(0, 0), "rr");
+  EXPECT_EQ(run(7, 0), "WWrRrR") << "a graph is behind whatever will have run";
+  EXPECT_EQ(run(7, 0), "rRrR") << "in its capture, the stream's own order does";
+  EXPECT_EQ(run(7, 1), "wwrRrR");
+  EXPECT_EQ(run(8, 1), "WWrRrR") << "another graph";
+  EXPECT_EQ(run(0, 0), "wwrr") << "a graph may have run on any stream since";
+  EXPECT_EQ(run(0, 0), "wwrr");
+}
+
 TEST(Compressor, AClosedGateStopsBeforeTheRealCall) {
   World world(2, {}, 1u << 20);
   world.gate.closed = true;

@@ -113,7 +113,9 @@ class QueuedDevice final : public Device {
   static Status unused() { return Status(StatusCode::kInternal, "not part of a compressed collective"); }
   Status perturb(const PerturbJob& job, StreamHandle) override { return halfwire::perturb(job), Status(); }
   uint64_t nvlinkDomain() const override { return 0; }
-  Status capturing(StreamHandle, bool* out) override { return *out = false, Status(); }
+  Status captureOf(StreamHandle, uint64_t* out) override { return *out = 0, Status(); }
+  Status recordEventOutside(EventHandle, StreamHandle) override { return unused(); }
+  Status waitEventOutside(StreamHandle, EventHandle) override { return unused(); }
   const char* codecName() const override { return "test"; }
   size_t freeBytes() override { return 0; }
 

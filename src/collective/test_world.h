@@ -60,12 +60,19 @@ class ImmediateDevice final : public Device {
   bool overlapsPasses() const override { return false; }
   Status perturb(const PerturbJob& job, StreamHandle) override { return halfwire::perturb(job), Status(); }
   uint64_t nvlinkDomain() const override { return 0; }
-  Status capturing(StreamHandle, bool* out) override { return *out = false, Status(); }
+  Status captureOf(StreamHandle, uint64_t* out) override { return *out = capture, Status(); }
+  Status recordEventOutside(EventHandle, StreamHandle stream) override {
+    return log.push_back({'R', stream}), Status();
+  }
+  Status waitEventOutside(StreamHandle stream, EventHandle) override {
+    return log.push_back({'W', stream}), Status();
+  }
   const char* codecName() const override { return "test"; }
   size_t freeBytes() override { return 0; }
   int events = 0;
   bool full = false;
   bool busy = false;  // no event has happened yet
+  uint64_t capture = 0;
   std::vector<std::pair<char, StreamHandle>> log;
 };
 

@@ -197,13 +197,28 @@ class CudaDevice final : public Device {
     return driver_.check("cuEventSynchronize", driver_.cuEventSynchronize(static_cast<cuda::CUevent>(event)));
   }
 
-  Status capturing(StreamHandle stream, bool* out) override {
+  Status captureOf(StreamHandle stream, uint64_t* capture) override {
     const ContextScope scope(driver_, context_);
-    int capture = cuda::kCaptureStatusNone;
-    const Status status =
-        driver_.check("cuStreamIsCapturing", driver_.cuStreamIsCapturing(asStream(stream), &capture));
-    *out = capture != cuda::kCaptureStatusNone;
+    int state = cuda::kCaptureStatusNone;
+    unsigned long long id = 0;
+    const Status status = driver_.check("cuStreamGetCaptureInfo",
+                                        driver_.cuStreamGetCaptureInfo(asStream(stream), &state, &id));
+    *capture = state == cuda::kCaptureStatusNone ? 0 : std::max<uint64_t>(id, 1);
     return status;
+  }
+
+  Status recordEventOutside(EventHandle event, StreamHandle stream) override {
+    const ContextScope scope(driver_, context_);
+    return driver_.check("cuEventRecordWithFlags",
+                         driver_.cuEventRecordWithFlags(static_cast<cuda::CUevent>(event), asStream(stream),
+                                                        cuda::kEventRecordExternal));
+  }
+
+  Status waitEventOutside(StreamHandle stream, EventHandle event) override {
+    const ContextScope scope(driver_, context_);
+    return driver_.check("cuStreamWaitEvent",
+                         driver_.cuStreamWaitEvent(asStream(stream), static_cast<cuda::CUevent>(event),
+                                                   cuda::kEventWaitExternal));
   }
 
   Status createStream(StreamHandle* out) override {

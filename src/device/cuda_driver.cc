@@ -47,11 +47,12 @@ Result<Driver> findDriver() {
   take(driver.cuStreamDestroy, "cuStreamDestroy_v2");
   take(driver.cuStreamSynchronize, "cuStreamSynchronize");
   take(driver.cuStreamWaitEvent, "cuStreamWaitEvent");
-  take(driver.cuStreamIsCapturing, "cuStreamIsCapturing");
+  take(driver.cuStreamGetCaptureInfo, "cuStreamGetCaptureInfo");
   take(driver.cuThreadExchangeStreamCaptureMode, "cuThreadExchangeStreamCaptureMode");
   take(driver.cuEventCreate, "cuEventCreate");
   take(driver.cuEventDestroy, "cuEventDestroy_v2");
   take(driver.cuEventRecord, "cuEventRecord");
+  take(driver.cuEventRecordWithFlags, "cuEventRecordWithFlags");
   take(driver.cuEventSynchronize, "cuEventSynchronize");
   take(driver.cuEventQuery, "cuEventQuery");
   take(driver.cuEventElapsedTime, "cuEventElapsedTime");

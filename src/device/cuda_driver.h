@@ -38,6 +38,8 @@ inline constexpr unsigned kEventDefault = 0;
 inline constexpr unsigned kEventDisableTiming = 2;
 inline constexpr int kCaptureModeRelaxed = 2;
 inline constexpr int kCaptureStatusNone = 0;
+inline constexpr unsigned kEventRecordExternal = 1;
+inline constexpr unsigned kEventWaitExternal = 1;
 
 // Function pointers into the driver. All are set once findDriver() has succeeded.
 struct Driver {
@@ -67,11 +69,12 @@ struct Driver {
   CUresult (*cuStreamDestroy)(CUstream stream);
   CUresult (*cuStreamSynchronize)(CUstream stream);
   CUresult (*cuStreamWaitEvent)(CUstream stream, CUevent event, unsigned flags);
-  CUresult (*cuStreamIsCapturing)(CUstream stream, int* status);
+  CUresult (*cuStreamGetCaptureInfo)(CUstream stream, int* status, unsigned long long* id);
   CUresult (*cuThreadExchangeStreamCaptureMode)(int* mode);
   CUresult (*cuEventCreate)(CUevent* event, unsigned flags);
   CUresult (*cuEventDestroy)(CUevent event);
   CUresult (*cuEventRecord)(CUevent event, CUstream stream);
+  CUresult (*cuEventRecordWithFlags)(CUevent event, CUstream stream, unsigned flags);
   CUresult (*cuEventSynchronize)(CUevent event);
   CUresult (*cuEventQuery)(CUevent event);
   CUresult (*cuEventElapsedTime)(float* ms, CUevent start, CUevent end);

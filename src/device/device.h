@@ -69,8 +69,14 @@ class Device {
   // one with the transfer of another. Equal on all devices of a kind, as all ranks must cut a message alike.
   virtual bool overlapsPasses() const = 0;
 
-  // Whether `stream` is being captured into a graph (an invalidated capture counts as capturing).
-  virtual Status capturing(StreamHandle stream, bool* out) = 0;
+  // The number of the capture that `stream` is in, 0 if it is not being captured into a graph (an invalidated
+  // capture counts as one).
+  virtual Status captureOf(StreamHandle stream, uint64_t* capture) = 0;
+
+  // While `stream` is being captured: what the graph does each time it runs, on an event that is not of the
+  // capture. A run waits for what was recorded before it was launched.
+  virtual Status recordEventOutside(EventHandle event, StreamHandle stream) = 0;
+  virtual Status waitEventOutside(StreamHandle stream, EventHandle event) = 0;
 
   // What the codec runs as: "AVX2", "hardware", ... Lives as long as the device.
   virtual const char* codecName() const = 0;

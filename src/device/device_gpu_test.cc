@@ -195,13 +195,13 @@ TEST_F(DeviceGpuTest, CaptureRecordsLaunchesAndReplaysThem) {
   const Buffer elements(gpu_, in.size() * 4);
   elements.upload(in.data(), in.size() * 4);
   const Buffer packet(gpu_, packetBytes(WireFormat{}, kElements));
-  bool capturing = true;
-  ASSERT_TRUE(device_->capturing(stream.get(), &capturing).ok());
-  EXPECT_FALSE(capturing);
+  uint64_t capture = 1;
+  ASSERT_TRUE(device_->captureOf(stream.get(), &capture).ok());
+  EXPECT_EQ(capture, 0u);
   constexpr int kCaptureModeGlobal = 0;
   gpu_.must("begin", gpu_.cuStreamBeginCapture(stream.get(), kCaptureModeGlobal));
-  ASSERT_TRUE(device_->capturing(stream.get(), &capturing).ok());
-  EXPECT_TRUE(capturing);
+  ASSERT_TRUE(device_->captureOf(stream.get(), &capture).ok());
+  EXPECT_NE(capture, 0u);
   EXPECT_TRUE(device_->quantize(job(elements.at(), packet.at()), stream.get()).ok());
   void* memory = nullptr;  // a communicator may be made while another stream captures
   EXPECT_TRUE(device_->allocate(4096, &memory).ok());
@@ -218,6 +218,59 @@ TEST_F(DeviceGpuTest, CaptureRecordsLaunchesAndReplaysThem) {
   EXPECT_EQ(got, expected(in));
   (void)gpu_.cuGraphExecDestroy(exec);
   (void)gpu_.cuGraphDestroy(graph);
+}
+
+// A graph takes its turn with work outside it: it waits for what was recorded before its launch, and what
+// comes after its launch waits for it.
+TEST_F(DeviceGpuTest, EventsOutsideACaptureOrderItsRuns) {
+  const std::vector<float> in = values();
+  const Stream inside(gpu_), outside(gpu_);
+  const Buffer elements(gpu_, in.size() * 4), packet(gpu_, packetBytes(WireFormat{}, kElements)),
+      back(gpu_, in.size() * 4), large(gpu_, 256u << 20);
+  elements.upload(in.data(), in.size() * 4);
+  EventHandle before = nullptr, after = nullptr;
+  ASSERT_TRUE(device_->createEvent(&before).ok());
+  ASSERT_TRUE(device_->createEvent(&after).ok());
+  const auto slowly = [&](const Stream& stream) {
+    for (int i = 0; i < 20; ++i)
+      gpu_.must("memset", gpu_.cuMemsetD8Async(large.address(), 1, large.size(), stream.get()));
+  };
+  constexpr int kCaptureModeGlobal = 0;
+  gpu_.must("begin", gpu_.cuStreamBeginCapture(inside.get(), kCaptureModeGlobal));
+  EXPECT_TRUE(device_->waitEventOutside(inside.get(), before).ok());
+  slowly(inside);
+  EXPECT_TRUE(device_->quantize(job(elements.at(), packet.at()), inside.get()).ok());
+  EXPECT_TRUE(device_->recordEventOutside(after, inside.get()).ok());
+  check::CUgraph graph = nullptr;
+  check::CUgraphExec exec = nullptr;
+  gpu_.must("end", gpu_.cuStreamEndCapture(inside.get(), &graph));
+  gpu_.must("instantiate", gpu_.cuGraphInstantiate(&exec, graph, 0));
+  DequantizeJob decode;
+  decode.type = DataType::kFp32;
+  decode.in = packet.at();
+  decode.segment_elements = decode.out_pitch = decode.out_total = kElements;
+  decode.out = back.at();
+  std::vector<float> want(kElements), got(kElements);
+  const std::vector<uint8_t> bytes = expected(in);
+  DequantizeJob reference_job = decode;
+  reference_job.in = bytes.data();
+  reference_job.out = want.data();
+  reference::dequantize(reference_job);
+  for (int turn = 0; turn < 5; ++turn) {
+    slowly(outside);
+    gpu_.must("memset", gpu_.cuMemsetD8Async(packet.address(), 0xcd, packet.size(), outside.get()));
+    ASSERT_TRUE(device_->recordEvent(before, outside.get()).ok());
+    gpu_.must("launch", gpu_.cuGraphLaunch(exec, inside.get()));
+    ASSERT_TRUE(device_->waitEvent(outside.get(), after).ok());
+    ASSERT_TRUE(device_->dequantize(decode, outside.get()).ok());
+    outside.synchronize();
+    back.download(got.data(), got.size() * 4);
+    ASSERT_EQ(std::memcmp(got.data(), want.data(), want.size() * 4), 0) << "turn " << turn;
+  }
+  (void)gpu_.cuGraphExecDestroy(exec);
+  (void)gpu_.cuGraphDestroy(graph);
+  device_->destroyEvent(before);
+  device_->destroyEvent(after);
 }
 
 TEST_F(DeviceGpuTest, EventsOrderStreams) {

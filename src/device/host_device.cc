@@ -110,6 +110,8 @@ class DeviceScope {
   bool switched_ = false;
 };
 
+Status noGraphs() { return {StatusCode::kUnavailable, "the host engine has no graphs"}; }
+
 class HostDevice final : public Device {
  public:
   HostDevice(const HalfwireHostEngine* engine, int device)
@@ -184,15 +186,18 @@ class HostDevice final : public Device {
     return check("cudaEventSynchronize", engine_->eventSynchronize(static_cast<cudaEvent_t>(event)));
   }
 
-  Status capturing(StreamHandle stream, bool* out) override {
-    *out = false;
+  Status captureOf(StreamHandle stream, uint64_t* out) override {
+    *out = 0;
     const DeviceScope scope(engine_, device_);
     cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
     const Status status = check("cudaStreamIsCapturing",
                                 engine_->streamIsCapturing(static_cast<cudaStream_t>(stream), &capture));
-    *out = capture != cudaStreamCaptureStatusNone;
+    *out = capture != cudaStreamCaptureStatusNone ? 1 : 0;
     return status;
   }
+
+  Status recordEventOutside(EventHandle, StreamHandle) override { return noGraphs(); }
+  Status waitEventOutside(StreamHandle, EventHandle) override { return noGraphs(); }
 
   Status createStream(StreamHandle* out) override {
     const DeviceScope scope(engine_, device_);

@@ -213,12 +213,12 @@ TEST_F(HostDeviceTest, EventsAndCapture) {
   EXPECT_TRUE(device_->synchronizeEvent(event).ok());
   device_->destroyEvent(event);
   EXPECT_EQ(engine_.events, 0);
-  bool capturing = true;
-  ASSERT_TRUE(device_->capturing(nullptr, &capturing).ok());
-  EXPECT_FALSE(capturing);
+  uint64_t capture = 1;
+  ASSERT_TRUE(device_->captureOf(nullptr, &capture).ok());
+  EXPECT_EQ(capture, 0u);
   engine_.capture = cudaStreamCaptureStatusInvalidated;
-  ASSERT_TRUE(device_->capturing(nullptr, &capturing).ok());
-  EXPECT_TRUE(capturing);
+  ASSERT_TRUE(device_->captureOf(nullptr, &capture).ok());
+  EXPECT_NE(capture, 0u);
 }
 
 TEST_F(HostDeviceTest, AStreamEndsAfterItsWork) {

@@ -420,9 +420,11 @@ ncclResult_t dataCall(Communicator& c, const QueuedCall& call) {
     CallShape shape{call.op, call.type, kind, call.count, false};
     reason = decideCall(c.agreement, shape);
     // The capture state costs a call into the driver, so it is asked only where it can matter.
-    if (reason == Reason::kCompressed) {
-      const Status status = c.device->capturing(call.stream, &shape.capturing);
+    if (reason == Reason::kCompressed && c.agreement.settings.mode != Mode::kWire) {
+      uint64_t capture = 0;
+      const Status status = c.device->captureOf(call.stream, &capture);
       if (!status.ok()) return refuse(ncclUnhandledCudaError, status.message());
+      shape.capturing = capture != 0;
       reason = decideCall(c.agreement, shape);
     }
   }
