@@ -14,6 +14,7 @@
 #include "launch/launch.h"
 #include "launch/preload.h"
 #include "meter/meter_report.h"
+#include "meter/nvtx_steps.h"
 #include "policy/run_log_json.h"
 #include "policy/settings.h"
 
@@ -85,9 +86,9 @@ struct RunOptions {
 // Variables that Halfwire and its host engine read, beyond those that have an option. The last two are the
 // test suite's.
 constexpr const char* kOtherVariables[] = {
-    "HALFWIRE_LOG_DIR",      "HALFWIRE_NCCL",       "HALFWIRE_MEETING_TIMEOUT",
-    "HALFWIRE_HOST_DEVICES", "HALFWIRE_HOST_SEED",  "HALFWIRE_HOST_ADDRESS",
-    "HALFWIRE_HOST_TRACE",   "HALFWIRE_SOURCE_DIR", "HALFWIRE_BUILD_DIR"};
+    "HALFWIRE_LOG_DIR",    "HALFWIRE_NCCL",         "HALFWIRE_MEETING_TIMEOUT", "HALFWIRE_HOST_DEVICES",
+    "HALFWIRE_HOST_SEED",  "HALFWIRE_HOST_ADDRESS", "HALFWIRE_HOST_TRACE",      "HALFWIRE_METER_RANGE",
+    "HALFWIRE_SOURCE_DIR", "HALFWIRE_BUILD_DIR"};
 
 int refuse(const std::string& sentence) {
   fmt::print(stderr, "halfwire run: {}\n", sentence);
@@ -133,6 +134,14 @@ Result<Settings> checkSettings(const RunOptions& options, const std::vector<std:
               fmt::format("{}='{}' is not valid: use a whole number from 0 to {}", r.name, text, r.max)};
   }
   if (status.ok()) return settings;
+  if (const char* range = lookup("HALFWIRE_METER_RANGE");
+      status.ok() && range != nullptr && *range != '\0' && !meter::isRangeName(range)) {
+    status = {
+        StatusCode::kInvalidArgument,
+        fmt::format("HALFWIRE_METER_RANGE='{}' is not valid: use the name of the NVTX ranges that are the "
+                    "program's steps, of up to {} printable characters, or off",
+                    range, meter::kMostRangeName)};
+  }
   // Name what the user typed.
   std::string words = status.message();
   for (const Setting& s : options.settings) {
@@ -144,6 +153,19 @@ Result<Settings> checkSettings(const RunOptions& options, const std::vector<std:
 }
 
 void warnOfSmallBlocks(const Settings& settings) {
+// Lets the meter see the program's NVTX ranges, for its steps; a tool that is there or may come listens
+// itself.
+void listenToRanges(const std::string& meter_library, std::vector<std::string>* environment) {
+  for (const char* tools : {"NVTX_INJECTION64_PATH", "CUDA_INJECTION64_PATH", "NSYS_PROFILING_SESSION_ID"}) {
+    if (findVariable(*environment, tools) != nullptr) return;
+  }
+  const char* range = findVariable(*environment, "HALFWIRE_METER_RANGE");
+  if (range != nullptr && std::string_view(range) == "off") return;
+  const std::string library =
+      (std::filesystem::path(meter_library).parent_path() / "libhalfwire-nvtx.so").string();
+  if (access(library.c_str(), R_OK) == 0) setVariable(environment, "NVTX_INJECTION64_PATH", library);
+}
+
   if (settings.mode != Mode::kWire || settings.format.scale != ScaleFormat::kFp32 ||
       settings.format.block >= 128)
     return;
@@ -289,6 +311,7 @@ int run(const RunOptions& options, const std::vector<std::string>& command) {
     if (!both.ok()) return refuse(both.status().message());
     libraries = both.value();
   }
+    listenToRanges(meter.value(), &environment);
   setVariable(&environment, "LD_PRELOAD", libraries);
   if (Status status = checkPreload(environment, library.value()); !status.ok())
     return refuse(status.message());

@@ -347,12 +347,14 @@ void end(MeterScope* scope) { meter().endCollectives(scope); }
 
 void step() { meter().step(); }
 
+void range(const char* name) { meter().range(name); }
+
 }  // namespace
 }  // namespace halfwire::meter
 
 extern "C" __attribute__((visibility("default"))) const halfwire::meter::MeterHooks* halfwire_meter_v1() {
   using namespace halfwire::meter;
-  static constexpr MeterHooks kHooks = {1, sizeof(MeterHooks), start, begin, end, step};
+  static constexpr MeterHooks kHooks = {1, sizeof(MeterHooks), start, begin, end, step, range};
   return &kHooks;
 }
 

@@ -36,6 +36,8 @@ struct MeterHooks {
   void (*end)(MeterScope* scope);
   // The program says that a step begins.
   void (*step)();
+  // It begins an NVTX range that libhalfwire-nvtx.so takes for a step's, called `name`.
+  void (*range)(const char* name);
 };
 
 #define HALFWIRE_METER_SYMBOL "halfwire_meter_v1"

@@ -400,6 +400,16 @@ void Meter::noteBlocking(Lock& lock, cudaStream_t stream) {
   if ((flags & cudaStreamNonBlocking) == 0) add(log_->meter.blocking, 1);
 }
 
+// What was begun as a step is none. Its events are read all the same.
+void Meter::forgetStep() {
+  if (!in_step_) return;
+  in_step_ = false;
+  sampling_ = false;
+  pending_.push_back(std::move(batch_));
+  pending_.back().step = 0;
+  batch_ = Batch{};
+}
+
 void Meter::beginCollectives(const MeterCall* calls, size_t count, MeterScope* scope) {
   scope->count = 0;
   if (!on()) return;
@@ -408,19 +418,20 @@ void Meter::beginCollectives(const MeterCall* calls, size_t count, MeterScope* s
   for (size_t i = 0; i < count; ++i) {
     const int64_t now = nowNs();
     const bool begins = finder_.onCollective(calls[i].kind, now);
-    if (!marked_) {
+    if (ranged_ && ++since_range_ > (most_between_ == 0 ? kRangeCalls : kRangeSteps * most_between_)) {
+      // The ranges have stopped, as those of a window that was profiled.
+      ranged_ = false;
+      most_between_ = 0;
+      forgetStep();
+    }
+    if (!marked_ && !ranged_) {
       log_->meter.checked.store(finder_.checked(), std::memory_order_relaxed);
       log_->meter.predicted.store(finder_.predicted(), std::memory_order_relaxed);
       if (begins) {
         log_->meter.source.store(static_cast<uint32_t>(StepSource::kDetected), std::memory_order_relaxed);
         boundary(lock, now);
       } else if (in_step_ && !finder_.found()) {
-        // The sequence is another one now: what was a step is none. Its events are read all the same.
-        in_step_ = false;
-        sampling_ = false;
-        pending_.push_back(std::move(batch_));
-        pending_.back().step = 0;
-        batch_ = Batch{};
+        forgetStep();  // the sequence is another one now
       }
     }
     const CollectiveId id = ++next_id_;
@@ -459,6 +470,27 @@ void Meter::step() {
     log_->meter.checked.store(0, std::memory_order_relaxed);
     log_->meter.predicted.store(0, std::memory_order_relaxed);
   }
+  boundary(lock, now);
+}
+
+void Meter::range(std::string_view name) {
+  if (!on()) return;
+  const int64_t now = nowNs();
+  Lock lock(mutex_);
+  if (marked_) return;
+  RunLogMeter& m = log_->meter;
+  if (!ranged_) {
+    // Steps found before were guesses.
+    ranged_ = true;
+    RunLog::setText(m.range, std::string(name));
+    m.source.store(static_cast<uint32_t>(StepSource::kRange), std::memory_order_relaxed);
+    m.checked.store(0, std::memory_order_relaxed);
+    m.predicted.store(0, std::memory_order_relaxed);
+  } else {
+    if (name != m.range) return;
+    most_between_ = std::max(most_between_, since_range_);
+  }
+  since_range_ = 0;
   boundary(lock, now);
 }
 

@@ -9,6 +9,7 @@
 #include <deque>
 #include <memory>
 #include <mutex>
+#include <string_view>
 #include <vector>
 
 #include "abi/cuda_runtime.h"
@@ -69,6 +70,9 @@ class Meter {
   void beginCollectives(const MeterCall* calls, size_t count, MeterScope* scope);
   void endCollectives(MeterScope* scope);
   void step();
+  // A range of the program's begins that may be a step's; halfwire_step() makes them all be ignored. The
+  // first name counts, until its ranges have stopped.
+  void range(std::string_view name);
 
   // CUDA's side: before the real call. `stream` is what the real function gets, `key` names it.
   void launches(StreamKey key, uint64_t count);
@@ -99,6 +103,7 @@ class Meter {
   void noteBlocking(Lock& lock, cudaStream_t stream);
   bool grow(Lock& lock, const CudaCalls& cuda, int device);
   void boundary(Lock& lock, int64_t now);
+  void forgetStep();
   void readPending(Lock& lock);
   bool read(const Batch& batch, std::vector<std::pair<CollectiveId, uint64_t>>* exposed, uint64_t* total);
   Totals totals() const;
@@ -108,6 +113,10 @@ class Meter {
   static constexpr size_t kDevices = 16;
   static constexpr size_t kMostBrackets = 8192;
   static constexpr size_t kBlock = 128;
+  // Ranges that have not come for so many collectives, or for as many as this many of the longest steps had,
+  // have stopped.
+  static constexpr uint64_t kRangeCalls = 4096;
+  static constexpr uint64_t kRangeSteps = 64;
 
   std::atomic<bool> on_{false};
   std::mutex mutex_;
@@ -115,7 +124,10 @@ class Meter {
   uint32_t every_ = 16;
   Tracker tracker_;
   StepFinder finder_;
-  bool marked_ = false;  // the program says where steps begin
+  bool marked_ = false;        // the program says where steps begin
+  bool ranged_ = false;        // its ranges do
+  uint64_t since_range_ = 0;   // collectives since the last of them ...
+  uint64_t most_between_ = 0;  // ... and the most between two
   CollectiveId next_id_ = 0;
   std::vector<RunLogSize*> rows_;
   std::array<cudaStream_t, 32> flags_asked_{};  // streams whose flags are known

@@ -127,7 +127,7 @@ void addSkew(const std::vector<const RunLogRecord*>& records, RunSummary* run) {
 }
 
 void addNotes(RunSummary* run) {
-  std::map<std::string, int> words;
+  std::map<std::string, int> words, ranges;
   uint64_t unmeasured = 0, waits = 0, captured = 0, lost = 0, blocking = 0, blind = 0, stepless = 0,
            checked = 0, predicted = 0;
   double sampled = 0, unsampled = 0;
@@ -136,6 +136,7 @@ void addNotes(RunSummary* run) {
     if (r.meter.state != MeterState::kOn)
       ++words[r.meter.words.empty() ? "the meter was off: run with --mode meter or --meter on"
                                     : r.meter.words];
+    if (r.meter.source == StepSource::kRange) ++ranges[r.meter.range];
     unmeasured += r.meter.unmeasured;
     waits += r.meter.waits;
     captured += r.meter.captured;
@@ -160,10 +161,12 @@ void addNotes(RunSummary* run) {
   }
   if (stepless > 0) {
     run->notes.push_back(fmt::format(
-        "{} rank(s): no repeating sequence of collectives was found and halfwire_step() was not called: "
-        "nothing was sampled",
+        "{} rank(s): halfwire_step() was not called, no NVTX range said where steps begin, and no repeating "
+        "sequence of collectives was found: nothing was sampled",
         stepless));
   }
+  for (const auto& [range, ranks] : ranges)
+    run->notes.push_back(fmt::format("{} rank(s): steps from: NVTX range '{}'", ranks, range));
   if (checked > 0) {
     run->notes.push_back(
         fmt::format("steps were found in the sequence of collectives: {:.1f} % of {} calls came as predicted",

@@ -255,6 +255,41 @@ TEST_F(MeterTest, StepsThatAreNotSampledAreNotTouched) {
   EXPECT_EQ(sampled, 200) << "one in each run of 16";
 }
 
+TEST_F(MeterTest, RangesAreStepsUntilTheyStop) {
+  meter_.start(&log_->file(), 1);
+  const RunLogMeter& m = log_->file().meter;
+  const auto calls = [&](int n) {
+    for (int i = 0; i < n; ++i) collective();  // alike: a guess would make each a step
+  };
+  calls(100);
+  EXPECT_EQ(m.source, static_cast<uint32_t>(StepSource::kDetected));
+  meter_.range("iteration");
+  EXPECT_EQ(m.source, static_cast<uint32_t>(StepSource::kRange));
+  const uint64_t guessed = m.steps;
+  for (int i = 0; i < 9; ++i) {
+    calls(10);
+    meter_.range("step");  // inside the other
+    calls(10);
+    meter_.range("iteration");
+  }
+  EXPECT_STREQ(m.range, "iteration");
+  EXPECT_EQ(m.steps, guessed + 9);
+  EXPECT_EQ(m.checked, 0u);
+  // An evaluation of many calls is in the step before it; then they have stopped, and the next name counts.
+  calls(64 * 20);
+  EXPECT_EQ(m.steps, guessed + 9);
+  calls(10);
+  EXPECT_EQ(m.source, static_cast<uint32_t>(StepSource::kDetected));
+  meter_.range("step");
+  EXPECT_STREQ(m.range, "step");
+  EXPECT_EQ(m.source, static_cast<uint32_t>(StepSource::kRange));
+  meter_.step();
+  const uint64_t marked = m.steps;
+  meter_.range("step");
+  EXPECT_EQ(m.steps, marked);
+  EXPECT_EQ(m.source, static_cast<uint32_t>(StepSource::kMarked));
+}
+
 TEST_F(MeterTest, RefusesWhereItWouldChangeWhatItMeasures) {
   setenv("CUDA_DEVICE_MAX_CONNECTIONS", "1", 1);
   meter_.start(&log_->file(), 1);

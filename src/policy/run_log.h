@@ -13,7 +13,7 @@
 namespace halfwire {
 
 inline constexpr char kRunLogMagic[8] = {'H', 'W', 'R', 'U', 'N', 'L', 'O', 'G'};
-inline constexpr uint32_t kRunLogVersion = 3;
+inline constexpr uint32_t kRunLogVersion = 4;
 inline constexpr uint32_t kRunLogCommunicators = 256;
 inline constexpr uint32_t kRunLogRows = 48;
 inline constexpr uint32_t kRunLogSizes = 48;
@@ -89,7 +89,7 @@ struct RunLogStep {
 };
 
 enum class MeterState : uint32_t { kOff = 0, kOn = 1, kRefused = 2 };
-enum class StepSource : uint32_t { kNone = 0, kMarked = 1, kDetected = 2 };
+enum class StepSource : uint32_t { kNone = 0, kMarked = 1, kDetected = 2, kRange = 3 };
 
 // What the exposure meter saw in this process.
 struct RunLogMeter {
@@ -108,6 +108,7 @@ struct RunLogMeter {
   std::atomic<uint64_t> captured;     // left alone because a graph was being captured
   std::atomic<uint64_t> lost_marks;   // events or streams that the tables had no room for
   std::atomic<uint64_t> blocking;     // communication streams that the legacy stream waits for by itself
+  char range[64];  // of the program's NVTX ranges that are its steps, or were; empty otherwise
 };
 
 struct RunLogCommunicator {

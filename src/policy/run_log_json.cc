@@ -186,13 +186,14 @@ Status parseMeter(const RunLogFile& file, RunLogMeterRecord* out) {
   const uint32_t state = m.state.load(std::memory_order_relaxed);
   const uint32_t source = m.source.load(std::memory_order_relaxed);
   if (state > static_cast<uint32_t>(MeterState::kRefused) ||
-      source > static_cast<uint32_t>(StepSource::kDetected))
+      source > static_cast<uint32_t>(StepSource::kRange))
     return damaged(fmt::format("its meter claims state {} and steps {}", state, source));
   out->state = static_cast<MeterState>(state);
   out->source = static_cast<StepSource>(source);
   out->every = m.every;
   out->warmup = m.warmup;
   out->words = fieldText(m.words);
+  out->range = fieldText(m.range);
   out->collectives = get(m.collectives);
   out->event_calls = get(m.event_calls);
   out->steps_begun = get(m.steps);
@@ -481,7 +482,7 @@ void appendShared(const char* what, const std::vector<RunLogRecord>& records,
 }
 
 constexpr const char* kStates[] = {"off", "on", "refused"};
-constexpr const char* kSources[] = {"none", "marked", "detected"};
+constexpr const char* kSources[] = {"none", "marked", "detected", "range"};
 
 nlohmann::ordered_json meterJson(const RunLogMeterRecord& m) {
   nlohmann::ordered_json steps = nlohmann::ordered_json::array();
@@ -504,6 +505,7 @@ nlohmann::ordered_json meterJson(const RunLogMeterRecord& m) {
   return {{"state", kStates[static_cast<size_t>(m.state)]},
           {"words", m.words},
           {"steps_from", kSources[static_cast<size_t>(m.source)]},
+          {"range", m.range},
           {"every", m.every},
           {"warmup", m.warmup},
           {"collectives", m.collectives},
@@ -551,8 +553,8 @@ class JsonFields {
     if (!value->is_boolean()) return fail(name);
     *out = value->get<bool>();
   }
-  void text(const char* name, std::string* out) {
-    const auto* value = find(name, true);
+  void text(const char* name, std::string* out, bool needed = true) {
+    const auto* value = find(name, needed);
     if (value == nullptr) return;
     if (!value->is_string()) return fail(name);
     *out = printable(value->get<std::string>());
@@ -606,6 +608,7 @@ void readMeter(const nlohmann::json& json, Status* status, RunLogMeterRecord* m)
   f.choice("state", std::size(kStates), [](size_t i) { return kStates[i]; }, &m->state);
   f.choice("steps_from", std::size(kSources), [](size_t i) { return kSources[i]; }, &m->source);
   f.text("words", &m->words);
+  f.text("range", &m->range, false);
   f.number("every", &m->every);
   f.number("warmup", &m->warmup);
   f.number("collectives", &m->collectives);

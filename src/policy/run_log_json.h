@@ -83,6 +83,7 @@ struct RunLogMeterRecord {
   uint32_t every = 0;
   uint32_t warmup = 0;
   std::string words;
+  std::string range;
   uint64_t collectives = 0;
   uint64_t event_calls = 0;
   uint64_t steps_begun = 0;

@@ -81,7 +81,8 @@ class RunLogJson : public ::testing::Test {
     }
     comm->used = 1;
     f.meter.state = static_cast<uint32_t>(MeterState::kOn);
-    f.meter.source = static_cast<uint32_t>(StepSource::kMarked);
+    f.meter.source = static_cast<uint32_t>(StepSource::kRange);
+    RunLog::setText(f.meter.range, "iteration");
     f.meter.every = 4;
     f.meter.warmup = 1;
     f.meter.steps = 4;
@@ -161,7 +162,8 @@ TEST_F(RunLogJson, TheMetersPartComesBack) {
   ASSERT_EQ(records.size(), 1u);
   const RunLogMeterRecord& m = records[0].meter;
   EXPECT_EQ(m.state, MeterState::kOn);
-  EXPECT_EQ(m.source, StepSource::kMarked);
+  EXPECT_EQ(m.source, StepSource::kRange);
+  EXPECT_EQ(m.range, "iteration");
   ASSERT_EQ(m.steps.size(), 3u);
   EXPECT_EQ(m.steps[1].number, 1u);
   EXPECT_FALSE(m.steps[1].measured);
@@ -223,8 +225,10 @@ TEST_F(RunLogJson, TheJsonIsReadBack) {
   ASSERT_TRUE(again.ok()) << again.status().message();
   EXPECT_EQ(runLogJson(again.value()), text);
 
-  // A log of an earlier version of Halfwire has no meter.
+  // A log of an earlier version of Halfwire has no meter, or one without ranges.
   auto json = nlohmann::json::parse(text);
+  json["meter"].erase("range");
+  EXPECT_TRUE(parseRunLogJson(json.dump()).ok());
   json.erase("meter");
   json["communicators"][0].erase("sizes");
   EXPECT_TRUE(parseRunLogJson(json.dump()).ok());
