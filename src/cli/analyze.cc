@@ -2,13 +2,11 @@
 #include "analysis/analyze.h"
 
 #include <fmt/format.h>
-#include <unistd.h>
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cerrno>
 #include <charconv>
-#include <chrono>
 #include <cstdio>
 #include <cstring>
 #include <filesystem>
@@ -20,6 +18,7 @@
 #include <vector>
 
 #include "cli/command.h"
+#include "cli/progress_bar.h"
 #include "cli/write_file.h"
 #include "meter/meter_report.h"
 #include "report/html_report.h"
@@ -110,41 +109,6 @@ Result<analysis::CodecRate> readBench(const std::string& path) {
   return analysis::CodecRate{seconds};
 }
 
-// A bar on a terminal's standard error, for files that take longer than half a second.
-class Progress {
- public:
-  void update(const std::string& file, uint64_t done, uint64_t total) {
-    const auto now = std::chrono::steady_clock::now();
-    if (file != file_) {
-      clear();
-      file_ = file;
-      started_ = now;
-      last_ = now;
-    }
-    if (!terminal_ || total == 0 || now - started_ < std::chrono::milliseconds(500) ||
-        now - last_ < std::chrono::milliseconds(100)) {
-      return;
-    }
-    last_ = now;
-    const int filled = static_cast<int>(30 * std::min(done, total) / total);
-    fmt::print(stderr, "\r[{:<30}] {:3} % {}", std::string(static_cast<size_t>(filled), '#'),
-               100 * std::min(done, total) / total, file.substr(file.rfind('/') + 1).substr(0, 40));
-    std::fflush(stderr);
-    shown_ = true;
-  }
-  void clear() {
-    if (shown_) fmt::print(stderr, "\r\033[K");
-    shown_ = false;
-  }
-
- private:
-  bool terminal_ = isatty(STDERR_FILENO) != 0;
-  bool shown_ = false;
-  std::string file_;
-  std::chrono::steady_clock::time_point started_;
-  std::chrono::steady_clock::time_point last_;
-};
-
 // Whether all inputs are run logs, or folders of them, that `halfwire run --log` wrote.
 bool areRunLogs(const std::vector<std::string>& inputs) {
   const auto is = [](const std::filesystem::path& path) {
@@ -197,7 +161,7 @@ int run(const Options& o) {
   }
   options.keep_timelines = !o.html.empty() || !o.perfetto.empty();
   if (o.critical_path) options.critical_path = true;
-  Progress progress;
+  ProgressBar progress;
   options.progress = [&](const std::string& file, uint64_t done, uint64_t total) {
     progress.update(file, done, total);
   };

@@ -1,20 +1,16 @@
 // `halfwire parity BASELINE... --candidate RUN...`: options and words; the work is in parity.
 #include <fmt/format.h>
-#include <unistd.h>
 
 #include <CLI/CLI.hpp>
-#include <algorithm>
-#include <cerrno>
 #include <charconv>
-#include <chrono>
 #include <cstdio>
-#include <cstring>
 #include <memory>
 #include <string>
 #include <vector>
 
 #include "base/status.h"
 #include "cli/command.h"
+#include "cli/progress_bar.h"
 #include "cli/write_file.h"
 #include "parity/compare.h"
 #include "parity/load.h"
@@ -48,34 +44,6 @@ Result<double> parseNumber(const std::string& text, const char* option, bool* pe
   }
   return *percent ? value / 100 : value;
 }
-
-// A bar on a terminal's standard error, for files that take longer than half a second.
-class ProgressBar {
- public:
-  void update(const std::string& file, uint64_t done, uint64_t total) {
-    const auto now = std::chrono::steady_clock::now();
-    if (!terminal_ || total == 0 || now - started_ < std::chrono::milliseconds(500) ||
-        now - last_ < std::chrono::milliseconds(100)) {
-      return;
-    }
-    last_ = now;
-    const uint64_t most = std::min(done, total);
-    fmt::print(stderr, "\r\033[K[{:<30}] {:3} % {}", std::string(static_cast<size_t>(30 * most / total), '#'),
-               100 * most / total, file.substr(file.size() - std::min<size_t>(file.size(), 40)));
-    std::fflush(stderr);
-    shown_ = true;
-  }
-  void clear() {
-    if (shown_) fmt::print(stderr, "\r\033[K");
-    shown_ = false;
-  }
-
- private:
-  bool terminal_ = isatty(STDERR_FILENO) != 0;
-  bool shown_ = false;
-  std::chrono::steady_clock::time_point started_ = std::chrono::steady_clock::now();
-  std::chrono::steady_clock::time_point last_ = started_;
-};
 
 int run(const Options& o) {
   parity::CompareOptions options;

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <random>
+#include <tuple>
 #include <vector>
 
 namespace halfwire::meter {
@@ -76,6 +77,23 @@ TEST(Steps, AnInterruptionIsForgotten) {
   const auto at = begins(finder, step, 10, 0, &clock);
   EXPECT_EQ(at.size(), 10u);
   EXPECT_LT(finder.predicted(), finder.checked());
+}
+
+// A period that held and then broke was a run inside something longer: the next one is believed only when it
+// has held for twice as long, and for no more than 512 calls.
+TEST(Steps, APeriodThatBrokeMakesTheNextOneWait) {
+  for (const auto& [run, least, most] :
+       {std::tuple(10, 16, 20), std::tuple(100, 200, 210), std::tuple(5000, 512, 590)}) {
+    StepFinder finder;
+    int64_t clock = 0;
+    for (int i = 0; i < run; ++i) finder.onCollective(1, clock += 10);
+    EXPECT_EQ(finder.found(), run >= 16);
+    int calls = 0;  // of two kinds in turn, of which the second breaks the run
+    while (calls < 1000 && finder.period() != 2) finder.onCollective(calls++ % 2 == 0 ? 2 : 1, clock += 10);
+    // The run's last call is part of the turns too.
+    EXPECT_GE(calls + 1, least) << run;
+    EXPECT_LE(calls + 1, most) << run;
+  }
 }
 
 TEST(Steps, SequencesThatDoNotRepeatHaveNone) {
