@@ -180,8 +180,12 @@ class Case {
         ranks_(static_cast<uint32_t>(info.ranks)),
         size_(dataTypeBytes(type())),
         count_(config.op == CollectiveOp::kAllReduce ? bytes / size_ : bytes / size_ / ranks_),
-        send_elements_(config.op == CollectiveOp::kReduceScatter ? count_ * ranks_ : count_),
-        recv_elements_(config.op == CollectiveOp::kAllGather ? count_ * ranks_ : count_),
+        send_elements_(config.op == CollectiveOp::kReduceScatter || config.op == CollectiveOp::kAlltoAll
+                           ? count_ * ranks_
+                           : count_),
+        recv_elements_(config.op == CollectiveOp::kAllGather || config.op == CollectiveOp::kAlltoAll
+                           ? count_ * ranks_
+                           : count_),
         in_(send_elements_ * size_),
         out_(recv_elements_ * size_),
         packets_out_(pass().packet * ranks_),
@@ -194,9 +198,14 @@ class Case {
     }
   }
 
+  // Whether each rank ends with a result of its own.
+  bool differsByRank() const {
+    return config_.op == CollectiveOp::kReduceScatter || config_.op == CollectiveOp::kAlltoAll;
+  }
+
   uint64_t messageBytes() const { return std::max(send_elements_, recv_elements_) * size_; }
   const char* algorithm() const {
-    if (config_.op == CollectiveOp::kReduceScatter) return "all-to-all";
+    if (differsByRank()) return "all-to-all";
     if (config_.op == CollectiveOp::kAllGather) return "gather";
     return ranks_ == 2 ? "one-shot" : "two-shot";
   }
@@ -210,6 +219,8 @@ class Case {
       r = pncclReduceScatter(in_.get(), out_.get(), count_, t, ncclSum, comm_, stream_);
     if (config_.op == CollectiveOp::kAllGather)
       r = pncclAllGather(in_.get(), out_.get(), count_, t, comm_, stream_);
+    if (config_.op == CollectiveOp::kAlltoAll)
+      r = pncclAlltoAll(in_.get(), out_.get(), count_, t, comm_, stream_);
     check(r, "the exact collective failed");
   }
 
@@ -222,6 +233,8 @@ class Case {
       r = ncclReduceScatter(in_.get(), out_.get(), count_, t, ncclSum, comm_, stream_);
     if (config_.op == CollectiveOp::kAllGather)
       r = ncclAllGather(in_.get(), out_.get(), count_, t, comm_, stream_);
+    if (config_.op == CollectiveOp::kAlltoAll)
+      r = ncclAlltoAll(in_.get(), out_.get(), count_, t, comm_, stream_);
     check(r, "the compressed collective failed");
   }
 
@@ -232,7 +245,7 @@ class Case {
       const Pass p = cut(std::min(whole.elements, count_ - offset));
       const bool one_shot = config_.op == CollectiveOp::kAllReduce && ranks_ == 2;
       if (config_.op != CollectiveOp::kAllGather && !one_shot) exchange(p);
-      if (config_.op != CollectiveOp::kReduceScatter) {
+      if (!differsByRank()) {
         check(pncclAllGather(packets_in_.get() + static_cast<uint64_t>(info_.rank) * p.packet,
                              packets_in_.get(), p.packet, ncclUint8, comm_, stream_),
               "cannot gather packets");
@@ -259,7 +272,7 @@ class Case {
   // Root of the summed squares of (result - exact) over that of exact, the sums in fp64. Collective.
   double relativeRms() {
     // Ranks with the same result need not all compare it.
-    const bool mine = config_.op == CollectiveOp::kReduceScatter || info_.rank == 0;
+    const bool mine = differsByRank() || info_.rank == 0;
     double error = 0, total = 0;
     std::vector<char> raw(kStep * size_);
     std::vector<double> value(kStep), want(kStep), got(kStep);
@@ -271,10 +284,13 @@ class Case {
         toDouble(type(), raw.data(), length, value.data());
         for (uint64_t i = 0; i < length; ++i) to[i] += value[i];
       };
-      if (config_.op == CollectiveOp::kAllGather) {
+      if (config_.op == CollectiveOp::kAllGather || config_.op == CollectiveOp::kAlltoAll) {
+        // Of each rank its part, the one for this rank where it has one for each.
+        const uint64_t first =
+            config_.op == CollectiveOp::kAlltoAll ? static_cast<uint64_t>(info_.rank) * count_ : 0;
         for (uint64_t i = 0; i < n;) {
           const uint64_t length = std::min(n - i, count_ - (at + i) % count_);
-          add(static_cast<uint32_t>((at + i) / count_), (at + i) % count_, length, want.data() + i);
+          add(static_cast<uint32_t>((at + i) / count_), first + (at + i) % count_, length, want.data() + i);
           i += length;
         }
       } else {
@@ -457,14 +473,14 @@ class Bench {
       time([&] { c.exact(); }, &exact);
       time([&] { c.wire(); }, &wire);
       const uint64_t hash = c.resultHash();
-      wire_same = wire_same && (i == 0 || hash == wire_hash) && agreed(hash);
+      wire_same = wire_same && (i == 0 || hash == wire_hash) && agreed(c, hash);
       if (i == 0) wire_error = c.relativeRms();
       wire_hash = hash;
       time([&] { c.packets(); }, &packets);
       if (!with_ring) continue;
       time([&] { c.ring(true); }, &ring);
       const uint64_t of_ring = c.resultHash();
-      ring_same = ring_same && (i == 0 || of_ring == ring_hash) && agreed(of_ring);
+      ring_same = ring_same && (i == 0 || of_ring == ring_hash) && agreed(c, of_ring);
       if (i == 0) ring_error = c.relativeRms();
       ring_hash = of_ring;
       time([&] { c.ring(false); }, &ring_packets);
@@ -522,11 +538,10 @@ class Bench {
     return rows;
   }
 
-  // Whether all ranks hold these bits. The parts of a ReduceScatter differ by nature: there only repetitions
-  // compare.
-  bool agreed(uint64_t hash) {
+  // Whether all ranks hold these bits. Where results differ by nature only repetitions compare.
+  bool agreed(const Case& c, uint64_t hash) {
     const bool same = control_.same(hash);
-    return config_.op == CollectiveOp::kReduceScatter || same;
+    return c.differsByRank() || same;
   }
 
   const Config& config_;

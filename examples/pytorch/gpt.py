@@ -1,4 +1,4 @@
-"""A small GPT trained on real text with DistributedDataParallel, to run with and without Halfwire.
+"""A small GPT trained on real text with DistributedDataParallel or FSDP2, to run with and without Halfwire.
 
 It knows nothing of Halfwire:
 
@@ -29,6 +29,9 @@ def parse_arguments():
     p.add_argument("--gradients", choices=["bf16", "fp16", "fp32"], default="bf16",
                    help="type in which DDP reduces gradients")
     p.add_argument("--bucket-mb", type=int, default=25)
+    p.add_argument("--wrap", choices=["ddp", "fsdp2"], default="ddp")
+    p.add_argument("--compile", action="store_true", help="torch.compile the model")
+    p.add_argument("--experts", action="store_true", help="mixture of experts: one of each layer on each rank, by all-to-all")
     p.add_argument("--share-gpu", action="store_true", help="all ranks use GPU 0")
     p.add_argument("--json", metavar="FILE", help="rank 0 writes losses, step times and the hash of the parameters here")
     p.add_argument("--record", metavar="DIR", help="record the run for `halfwire parity` into this directory")
@@ -73,6 +76,31 @@ class Block(nn.Module):
         return x + self.mlp(self.norm2(x))
 
 
+class Experts(nn.Module):
+    """One expert a rank and layer: every token goes to the rank of its expert and comes back, as far as there is room."""
+
+    def __init__(self, width, ranks):
+        super().__init__()
+        self.router = nn.Linear(width, ranks)
+        self.expert = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
+        self.ranks = ranks
+
+    def forward(self, x):
+        from torch.distributed.nn.functional import all_to_all_single
+        tokens = x.reshape(-1, x.shape[-1])
+        room = 2 * len(tokens) // self.ranks
+        weight, chosen = self.router(tokens).softmax(-1).max(-1)
+        place = F.one_hot(chosen, self.ranks).cumsum(0).gather(1, chosen[:, None]).squeeze(1) - 1
+        fits = place < room
+        slot = torch.where(fits, chosen * room + place, self.ranks * room)
+        sent = tokens.new_zeros(self.ranks * room + 1, tokens.shape[1]).index_copy(0, slot, tokens)[:-1]
+        got = all_to_all_single(torch.empty_like(sent), sent.contiguous())
+        done = self.expert(got).to(tokens.dtype)
+        back = all_to_all_single(torch.empty_like(done), done.contiguous())
+        back = torch.cat([back, back.new_zeros(1, back.shape[1])])
+        return (back[slot] * weight[:, None]).reshape(x.shape)
+
+
 class GPT(nn.Module):
     def __init__(self, width, layers, context, heads=6):
         super().__init__()
@@ -92,9 +120,32 @@ def load_text():
 
 def parameter_hash(model):
     h = hashlib.sha256()
-    for p in model.parameters():
-        h.update(p.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes())
+    for name, p in model.named_parameters():
+        if ".expert." in name:  # each rank's own
+            continue
+        whole = p.full_tensor() if hasattr(p, "full_tensor") else p
+        h.update(whole.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes())
     return h.hexdigest()
+
+
+def wrapped(model, device):
+    """The model in what trains it on all ranks, and in front of the loop."""
+    if args.wrap == "fsdp2":
+        from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+        policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.bfloat16)
+        for block in model.blocks:
+            fully_shard(block, mp_policy=policy)
+        fully_shard(model, mp_policy=policy)
+        return torch.compile(model) if args.compile else model
+    # An expert is no replica: nobody else has its gradients.
+    DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(
+        model, [name for name, _ in model.named_parameters() if ".expert." in name])
+    ddp = DistributedDataParallel(torch.compile(model) if args.compile else model, device_ids=[device.index],
+                                  bucket_cap_mb=args.bucket_mb, gradient_as_bucket_view=True)
+    hook = {"bf16": default_hooks.bf16_compress_hook, "fp16": default_hooks.fp16_compress_hook}.get(args.gradients)
+    if hook is not None:
+        ddp.register_comm_hook(None, hook)
+    return ddp
 
 
 def record(optimizer, model):
@@ -111,11 +162,10 @@ def main():
     dist.init_process_group("nccl")
     torch.manual_seed(args.seed)
     model = GPT(args.width, args.layers, args.context).to(device)
-    ddp = DistributedDataParallel(model, device_ids=[device.index], bucket_cap_mb=args.bucket_mb,
-                                  gradient_as_bucket_view=True)
-    hook = {"bf16": default_hooks.bf16_compress_hook, "fp16": default_hooks.fp16_compress_hook}.get(args.gradients)
-    if hook is not None:
-        ddp.register_comm_hook(None, hook)
+    if args.experts:
+        for block in model.blocks:
+            block.mlp = Experts(args.width, world).to(device)
+    ddp = wrapped(model, device)
     optimizer = torch.optim.AdamW(ddp.parameters(), lr=3e-4)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: min(1.0, (step + 1) / WARMUP))
     recorder = record(optimizer, ddp) if args.record else None

@@ -65,7 +65,8 @@ constexpr Name<CodecOp> kCodecOps[] = {
     {"quantize", CodecOp::kQuantize}, {"dequantize", CodecOp::kDequantize}, {"reduce", CodecOp::kReduce}};
 constexpr Name<CollectiveOp> kCollectives[] = {{"allreduce", CollectiveOp::kAllReduce},
                                                {"reducescatter", CollectiveOp::kReduceScatter},
-                                               {"allgather", CollectiveOp::kAllGather}};
+                                               {"allgather", CollectiveOp::kAllGather},
+                                               {"alltoall", CollectiveOp::kAlltoAll}};
 
 // One or several values of an option, in the order given.
 template <class T, size_t N>
@@ -374,7 +375,7 @@ int benchCollective(const CollectiveOptions& o) {
       {"HALFWIRE_MODE", "wire"},
       {"HALFWIRE_MIN_BYTES", "0"},
       {"HALFWIRE_COMMS", "world"},
-      {"HALFWIRE_OPS", "allreduce,reducescatter,allgather-fp32"},
+      {"HALFWIRE_OPS", "allreduce,reducescatter,allgather-fp32,alltoall-fp32"},
       {"HALFWIRE_FORMAT", o.format},
       {"HALFWIRE_BLOCK", o.block},
       {"HALFWIRE_SCALE", o.scale},
@@ -497,7 +498,8 @@ void addBenchCommand(CLI::App& app, int* exit_code) {
   text(k, "-n", collective->ranks, "RANKS", "ranks on this machine, 2 to 32 (default: 4)");
   text(k, "--link", collective->link, "RATE", "rate of each rank's emulated link, or none (default: 1Gbit)");
   list(k, "--bytes", collective->bytes, "LIST", "message sizes (default: 1MiB,4MiB,16MiB)");
-  text(k, "--op", collective->op, "OP", "allreduce, reducescatter or allgather (default: allreduce)");
+  text(k, "--op", collective->op, "OP",
+       "allreduce, reducescatter, allgather or alltoall (default: allreduce)");
   text(k, "--type", collective->type, "TYPE", "bf16, fp16 or fp32 (default: bf16)");
   text(k, "--format", collective->format, "FORMAT", "e4m3, e5m2 or int8 (default: e4m3)");
   text(k, "--block", collective->block, "N", "32, 64, 128 or 256 (default: 128)");

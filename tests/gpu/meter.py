@@ -15,6 +15,8 @@ longer than the others over at least 400 steps.
 """
 
 import argparse
+import bisect
+import collections
 import ctypes
 import glob
 import json
@@ -113,27 +115,88 @@ def train():
     dist.destroy_process_group()
 
 
+def stalled_by_step(path):
+    """From a trace, for each profiled step the ms that the computing stream stood at waits for collectives, and whether that
+    is all. The recorder does not name what a wait was for: of what ends on other streams while the stream stands, the last
+    is taken, if the stream goes on within 100 us of it (as `halfwire analyze` infers it, but for one stream)."""
+    with open(path) as f:
+        events = json.load(f)["traceEvents"]
+    calls = {e["args"]["correlation"]: e["ts"] for e in events if e.get("cat") in ("cuda_runtime", "cuda_driver")}
+    runs = [(e["ts"], e["ts"] + e["dur"], e["args"]["stream"], calls.get(e["args"]["correlation"], e["ts"]), e["name"])
+            for e in events if e.get("cat") in ("kernel", "gpu_memcpy", "gpu_memset")]
+    carries = {r[2] for r in runs if "nccl" in r[4].lower()}
+    counts = collections.Counter(r[2] for r in runs if r[2] not in carries)
+    compute = counts.most_common(1)[0][0]
+    own = sorted((r for r in runs if r[2] == compute), key=lambda r: r[3])
+    others = [r for r in runs if r[2] != compute]
+    spans, unknown = [], []
+    for e in events:
+        if e.get("cat") != "cuda_sync" or e["name"] != "Stream Wait Event" or e["args"]["stream"] != compute:
+            continue
+        told = calls[e["args"]["correlation"]]
+        at = bisect.bisect_left([r[3] for r in own], told)
+        if at == len(own):
+            continue
+        begin = max([told] + [r[1] for r in own[max(0, at - 64):at]])
+        ended = [r for r in others if r[3] < told and begin <= r[1] <= own[at][0]]
+        if not ended:
+            continue
+        last = max(ended, key=lambda r: r[1])
+        if "nccl" not in last[4].lower():
+            continue
+        if own[at][3] < last[1] and own[at][0] - last[1] <= 100:
+            spans.append((begin, last[1]))
+        else:
+            unknown.append(told)
+    marks = sorted(e["ts"] for e in events if e.get("cat") == "user_annotation" and e["name"].startswith("ProfilerStep"))
+    result = []
+    for step, begin in enumerate(marks):
+        end = marks[step + 1] if step + 1 < len(marks) else float("inf")
+        total, reached = 0.0, begin
+        for a, b in sorted(spans):
+            a, b = max(a, reached), min(b, end)
+            total += max(0.0, b - a)
+            reached = max(reached, b)
+        result.append((total / 1e3, not any(begin <= t < end for t in unknown)))
+    return result
+
+
 def accuracy(rank, times, log, failures):
     """Metered and traced time of the same steps, in ms a step."""
     trace = os.path.join(options.out, f"trace-{rank}.json")
+    if not os.path.exists(trace):
+        return
     analyzed = json.loads(subprocess.run([options.halfwire, "analyze", "--json", trace], check=True,
                                          capture_output=True, text=True).stdout)
     file = analyzed["files"][0]
     count = times["profiled"]
+    # The library counts steps from the first one that began with it at work; the last two belong to no profile.
+    last = max(s["number"] for s in log["meter"]["steps"])
+    steps = {s["number"] + len(times["step_ms"]) - 1 - last: s for s in log["meter"]["steps"]}
     wanted = range(times["first_profiled"], times["first_profiled"] + count)
-    steps = {s["number"]: s for s in log["meter"]["steps"]}
     missing = [n for n in wanted if steps.get(n, {}).get("exposed_ns") is None or steps[n]["unmeasured"]]
-    if file["stalled_us"] is None or missing:
-        failures.append(f"rank {rank}: " + (f"steps {missing} were not measured whole (use --meter-every 1)" if missing
-                                            else "the trace records no waits"))
+    if missing:
+        failures.append(f"rank {rank}: steps {missing} were not measured whole (use --meter-every 1)")
         return
-    metered = sum(steps[n]["exposed_ns"] for n in wanted) / count / 1e6
-    blocked = sum(steps[n]["host_blocked_ns"] for n in wanted) / count / 1e6
-    traced = {key: file[key] / count / 1e3 for key in ("stalled_us", "exposed_comm_us", "compute_us", "comm_us", "span_us")}
-    print(f"{rank:4d}  {count:5d}  {metered:8.3f}  {traced['stalled_us']:8.3f}  {traced['exposed_comm_us']:8.3f}  "
-          f"{traced['compute_us']:8.3f}  {traced['comm_us']:8.3f}  {traced['span_us']:8.3f}  {blocked:8.3f}")
-    if abs(metered - traced["stalled_us"]) > max(0.1 * traced["stalled_us"], 0.5):
-        failures.append(f"rank {rank}: metered {metered:.3f} ms a step, stalled in the trace {traced['stalled_us']:.3f}")
+    every = stalled_by_step(trace)
+    known = [n for n, (_, whole) in zip(wanted, every) if whole]
+    if len(known) < count / 2:
+        failures.append(f"rank {rank}: the trace says what was waited for in {len(known)} of {count} steps")
+        return
+    metered = [steps[n]["exposed_ns"] / 1e6 for n in known]
+    stalled = [every[n - wanted[0]][0] for n in known]
+    blocked = statistics.fmean(steps[n]["host_blocked_ns"] / 1e6 for n in wanted)
+    everywhere = f"{file['stalled_us'] / count / 1e3:8.3f}" if file["stalled_us"] is not None else "       -"
+    traced = {key: file[key] / count / 1e3 for key in ("exposed_comm_us", "compute_us", "comm_us", "span_us")}
+    print(f"{rank:4d}  {len(known):5d}  {statistics.fmean(metered):8.3f}  {statistics.fmean(stalled):8.3f}  {everywhere}  "
+          f"{traced['exposed_comm_us']:8.3f}  {traced['compute_us']:8.3f}  {traced['comm_us']:8.3f}  {traced['span_us']:8.3f}  "
+          f"{blocked:8.3f}")
+    ratios = [m / s for m, s in zip(metered, stalled) if s]
+    print(f"      by step, metered over stalled: {' '.join(f'{r:.3f}' for r in ratios)}")
+    off = abs(statistics.fmean(metered) - statistics.fmean(stalled))
+    if off > max(0.1 * statistics.fmean(stalled), 0.5):
+        failures.append(f"rank {rank}: metered {statistics.fmean(metered):.3f} ms a step, stalled in the trace "
+                        f"{statistics.fmean(stalled):.3f}")
 
 
 def cost(rank, times, log, failures):
@@ -142,10 +205,14 @@ def cost(rank, times, log, failures):
     others = [s["duration_ns"] / 1e6 for s in counted if not s["sampled"]]
     if not sampled or not others:
         return
+    # Of neighbours, so that what changes slowly falls out; the interval is that of a median by order statistics.
+    pairs = sorted(a / b for a, b in zip(sampled, others))
+    reach = round(0.98 * len(pairs) ** 0.5)
+    low, high = (100 * (pairs[max(0, min(len(pairs) - 1, len(pairs) // 2 + k))] - 1) for k in (-reach, reach))
     more = 100 * (statistics.median(sampled) / statistics.median(others) - 1)
     print(f"rank {rank}: {len(sampled)} sampled steps {statistics.median(sampled):.3f} ms, {len(others)} others "
-          f"{statistics.median(others):.3f} ms by medians: {more:+.2f} % (by means "
-          f"{100 * (statistics.fmean(sampled) / statistics.fmean(others) - 1):+.2f} %)")
+          f"{statistics.median(others):.3f} ms by medians: {more:+.2f} %, of pairs of neighbours "
+          f"{100 * (statistics.median(pairs) - 1):+.2f} % (95 %: {low:+.2f} to {high:+.2f})")
     if more > 2:
         failures.append(f"rank {rank}: a sampled step is {more:.2f} % longer")
     if len(counted) < 400:
@@ -169,10 +236,11 @@ def compare():
               f"measured, {m['unmeasured']} not, {m['captured']} captured")
         runs.append((rank, times, log))
     if any(times["profiled"] for _, times, _ in runs):
-        print("ms a step:\nrank  steps   metered   stalled   exposed   compute      comm      span  host-blocked")
+        print("ms a step, metered and stalled over the steps in which the trace says what was waited for:\nrank  steps   metered   stalled  any stream   exposed   compute      comm      span  host-blocked")
         for run in runs:
             accuracy(*run, failures)
-        print("metered: by the meter; the rest from the trace. exposed: communication runs and no compute does")
+        print("metered: by the meter; the rest from the trace. stalled: of the stream that computes, any stream: as `halfwire analyze`\n"
+              "says. exposed: communication runs and no compute does")
     for run in runs:
         cost(*run, failures)
     for failure in failures:
