@@ -6,6 +6,8 @@
 
 #include <cstdlib>
 
+#include "interpose/handles.h"
+#include "interpose/process_log.h"
 #include "wire/codec.h"
 
 namespace halfwire {
@@ -31,6 +33,9 @@ const RealNccl* Registry::real(Status* status) {
   std::lock_guard lock(mutex_);
   if (!real_ || !real_->ok()) {
     real_.emplace(resolveNccl(settings_.ok() ? settings_.value().nccl_path : std::string()));
+    if (real_->ok()) {
+      if (Status one = checkHandles(real_->value()); !one.ok()) real_.emplace(one);
+    }
   }
   if (!real_->ok()) {
     *status = real_->status();
@@ -95,25 +100,17 @@ Communicator* Registry::find(ncclComm_t handle) const {
 }
 
 RunLog* Registry::log() {
-  if (log_tried_) return log_.get();
+  if (log_tried_) return log_;
   log_tried_ = true;
-  auto made = RunLog::create(settings_.ok() ? settings_.value().log_dir : std::string());
-  if (!made.ok()) return nullptr;
-  log_ = std::move(made).value();
+  log_ = processLog(settings_.ok() ? settings_.value().log_dir : std::string());
+  if (log_ == nullptr) return nullptr;
   RunLogFile& f = log_->file();
-  const char* rank = std::getenv("RANK");
-  f.rank = rank != nullptr ? std::atoi(rank) : -1;
   if (settings_.ok()) {
     f.world = settings_.value().world_size;
     RunLog::setText(f.settings, describeSettings(settings_.value()));
   }
-  // After the file is there: a process that ends normally says so.
-  std::atexit([] {
-    Registry& r = Registry::get();
-    if (r.counting() && r.log_ != nullptr) r.log_->file().closed.store(1);
-  });
   if (settings_.ok() && settings_.value().meter) startMeter(f);
-  return log_.get();
+  return log_;
 }
 
 void Registry::startMeter(RunLogFile& f) {
@@ -203,7 +200,7 @@ Result<std::shared_ptr<Device>> Registry::device(const RealNccl& real, int ordin
 
 void Registry::noteError(const std::string& words) {
   std::lock_guard lock(mutex_);
-  if (RunLog* log = counting() ? this->log() : nullptr) RunLog::setText(log->file().error, words);
+  if (RunLog* log = counting() ? this->log() : nullptr) logError(*log, words);
 }
 
 }  // namespace halfwire

@@ -70,6 +70,9 @@ class Registry {
   // The real NCCL, found on first use. Null and a status when there is none.
   const RealNccl* real(Status* status);
 
+  // The same if it has been found already, else null. Lock-free, and makes no registry.
+  static const RealNccl* realIfFound() { return real_ready_.load(std::memory_order_acquire); }
+
   // Another copy of NCCL in this process that `caller` belongs to: its calls to itself must stay in it. Null
   // where `caller` is not in such a library.
   const RealNccl* otherCopy(const void* caller);
@@ -126,11 +129,11 @@ class Registry {
   Result<Settings> settings_;
   std::mutex mutex_;
   std::optional<Result<RealNccl>> real_;
-  std::atomic<const RealNccl*> real_ready_{nullptr};
+  static constinit inline std::atomic<const RealNccl*> real_ready_{nullptr};
   std::map<const void*, std::unique_ptr<RealNccl>> other_copies_;  // by load address
   std::unique_ptr<MeetingPoint> meeting_;
   int meeting_pid_ = 0;
-  std::unique_ptr<RunLog> log_;
+  RunLog* log_ = nullptr;  // processLog's
   bool log_tried_ = false;
   std::atomic<const meter::MeterHooks*> meter_{nullptr};
   std::vector<std::unique_ptr<Communicator>> parked_;

@@ -11,6 +11,8 @@
 #include <string_view>
 #include <vector>
 
+#include "interpose/handles.h"
+
 namespace halfwire {
 namespace {
 
@@ -31,9 +33,9 @@ void* handleOf(const void* address, std::string* path) {
   if (address == nullptr || dladdr(address, &info) == 0 || info.dli_fname == nullptr) return nullptr;
   if (info.dli_fbase == ownBase()) return nullptr;
   *path = info.dli_fname;
-  void* handle = dlopen(info.dli_fname, RTLD_LAZY | RTLD_NOLOAD | RTLD_LOCAL);
+  void* handle = realDlopen()(info.dli_fname, RTLD_LAZY | RTLD_NOLOAD | RTLD_LOCAL);
   // The program itself is not found by name.
-  return handle != nullptr ? handle : dlopen(nullptr, RTLD_LAZY | RTLD_NOLOAD);
+  return handle != nullptr ? handle : realDlopen()(nullptr, RTLD_LAZY | RTLD_NOLOAD);
 }
 
 struct Candidates {
@@ -52,7 +54,7 @@ void* handleDefining(const char* symbol, std::string* path) {
   Candidates candidates;
   dl_iterate_phdr(collectNames, &candidates);
   for (const std::string& name : candidates.names) {
-    void* handle = dlopen(name.c_str(), RTLD_LAZY | RTLD_NOLOAD | RTLD_LOCAL);
+    void* handle = realDlopen()(name.c_str(), RTLD_LAZY | RTLD_NOLOAD | RTLD_LOCAL);
     if (handle == nullptr) continue;
     void* found = dlsym(handle, symbol);
     Dl_info info{};
@@ -165,7 +167,7 @@ Result<RealNccl> resolveNccl(const std::string& path) {
   RealNccl real;
   void* handle = nullptr;
   if (!path.empty()) {
-    handle = dlopen(path.c_str(), RTLD_LAZY | RTLD_LOCAL);
+    handle = realDlopen()(path.c_str(), RTLD_LAZY | RTLD_LOCAL);
     if (handle == nullptr) {
       const char* why = dlerror();
       return Status(StatusCode::kUnavailable,
@@ -175,7 +177,7 @@ Result<RealNccl> resolveNccl(const std::string& path) {
   }
   if (handle == nullptr) handle = handleOf(dlsym(RTLD_NEXT, "ncclAllReduce"), &real.path);
   if (handle == nullptr) {
-    handle = dlopen("libnccl.so.2", RTLD_LAZY | RTLD_NOLOAD | RTLD_LOCAL);
+    handle = realDlopen()("libnccl.so.2", RTLD_LAZY | RTLD_NOLOAD | RTLD_LOCAL);
     real.path = "libnccl.so.2";
   }
   if (handle == nullptr) handle = handleDefining("pncclAllReduce", &real.path);
@@ -223,6 +225,19 @@ Result<RealNccl> resolveNccl(const std::string& path) {
     real.host_engine = engine;
   }
   return real;
+}
+
+const void* loadedNccl(const char* path) {
+  if (path == nullptr || *path == '\0') {
+    const void* next = baseOf(dlsym(RTLD_NEXT, "ncclAllReduce"));
+    if (next != nullptr && next != ownBase()) return next;
+    path = "libnccl.so.2";
+  }
+  void* handle = realDlopen()(path, RTLD_LAZY | RTLD_NOLOAD | RTLD_LOCAL);
+  if (handle == nullptr) return nullptr;
+  const void* base = baseOf(dlsym(handle, "ncclAllReduce"));
+  dlclose(handle);
+  return base;
 }
 
 const void* ncclLibraryAt(const void* address, std::string* path) {

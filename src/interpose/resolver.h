@@ -30,6 +30,10 @@ struct RealNccl {
 // loaded yet.
 Result<RealNccl> resolveNccl(const std::string& path);
 
+// The load address of the NCCL that resolveNccl would take, of those that are loaded now and are found without
+// a look into every object; null for none. Loads nothing; `path` may be null.
+const void* loadedNccl(const char* path);
+
 // The load address and path of the library of NCCL's own (by its file's name) that holds `address`; null if
 // that lies elsewhere. Where NCCL is part of the program, the program's calls come from the same object, so
 // only such a library's calls are NCCL's.

@@ -200,6 +200,11 @@ Result<Settings> readSettings(const std::function<const char*(const char*)>& loo
       return invalid("HALFWIRE_CHUNK_BYTES", chunk, "auto or a size from 1KiB to 4GiB");
     if (bytes.ok()) s.chunk_bytes = bytes.value();
   }
+  // Read where it acts, at every dlopen of NCCL (src/interpose/handles.cc), and checked here.
+  if (const std::string_view handles = text("HALFWIRE_HANDLES");
+      !handles.empty() && handles != "on" && handles != "off") {
+    return invalid("HALFWIRE_HANDLES", handles, "on or off");
+  }
   const std::string_view overlap = text("HALFWIRE_OVERLAP");
   if (overlap == "on") {
     s.overlap = Overlap::kOn;

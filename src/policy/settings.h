@@ -82,9 +82,9 @@ struct Settings {
 // HALFWIRE_FORMAT e4m3|e5m2|int8, HALFWIRE_BLOCK 32|64|128|256, HALFWIRE_SCALE fp32|e8m0, HALFWIRE_OPS
 // allreduce,reducescatter,reduce,allgather,broadcast,alltoall,gather,scatter and NAME-fp32, HALFWIRE_COMMS
 // world|all|size:N, HALFWIRE_MIN_BYTES, HALFWIRE_CHUNK_BYTES, HALFWIRE_OVERLAP auto|on|off, HALFWIRE_METER
-// on|off, HALFWIRE_METER_EVERY, HALFWIRE_LOG_DIR, HALFWIRE_ADDRESS, HALFWIRE_NCCL, HALFWIRE_MEETING_TIMEOUT
-// (seconds). The job's size comes from WORLD_SIZE, OMPI_COMM_WORLD_SIZE, PMI_SIZE or SLURM_NTASKS, the first
-// that is set.
+// on|off, HALFWIRE_METER_EVERY, HALFWIRE_HANDLES on|off, HALFWIRE_LOG_DIR, HALFWIRE_ADDRESS, HALFWIRE_NCCL,
+// HALFWIRE_MEETING_TIMEOUT (seconds). The job's size comes from WORLD_SIZE, OMPI_COMM_WORLD_SIZE, PMI_SIZE or
+// SLURM_NTASKS, the first that is set.
 Result<Settings> readSettings(const std::function<const char*(const char*)>& lookup);
 
 // Equal on two ranks exactly if they would take the same decisions: a digest of every field but the paths,

@@ -641,6 +641,7 @@ TEST_F(FakeNccl, ExportsWhatItInterposesAndNothingElse) {
   for (const std::string& name : exported) {
     // halfwire_* is the public C interface, include/halfwire/halfwire.h.
     if (name.rfind("halfwire_", 0) == 0) continue;
+    if (name == "dlopen") continue;  // for programs that take NCCL by handle, handles_test.cc
     EXPECT_EQ(known.count(name), 1u) << name << " is exported";
   }
 }
