@@ -19,7 +19,7 @@ constexpr ncclDataType_t kTypes[] = {ncclBfloat16, ncclBfloat16, ncclBfloat16, n
 
 class Generator {
  public:
-  Generator(uint64_t seed, const GenerateOptions& options) : random_(mix(seed, 0x50a4)) {
+  Generator(uint64_t seed, const GenerateOptions& options) : options_(options), random_(mix(seed, 0x50a4)) {
     program_.seed = seed;
     program_.ranks = options.ranks > 0 ? options.ranks : static_cast<int>(random_.between(2, 5));
   }
@@ -54,9 +54,7 @@ class Generator {
     s["HALFWIRE_CHUNK_BYTES"] =
         random_.pick<std::string>({"1KiB", "4KiB", "16KiB", "64KiB", "1MiB", "32MiB"});
     s["HALFWIRE_OVERLAP"] = random_.pick<std::string>({"auto", "auto", "off"});
-    s["HALFWIRE_OPS"] =
-        random_.pick<std::string>({"allreduce,reducescatter", "allreduce,reducescatter,allgather",
-                                   "allreduce,reducescatter,allgather,allgather-fp32", "reducescatter"});
+    s["HALFWIRE_OPS"] = pickOps();
     const std::string delay = random_.pick<std::string>({"", "", "100", "1000", "3000"});
     if (!delay.empty()) {
       s["HALFWIRE_HOST_DELAY_US"] = delay;
@@ -66,6 +64,23 @@ class Generator {
     // With one stream the order of all work is the program's own: any number of hardware queues has to do.
     if (program_.streams == 1 && random_.chance(50))
       s["HALFWIRE_HOST_HW_QUEUES"] = std::to_string(random_.between(1, 4));
+  }
+
+  // What users ask for, everything, or anything.
+  std::string pickOps() {
+    const int what = static_cast<int>(random_.between(0, 99));
+    if (what < 35) {
+      return random_.pick<std::string>({"allreduce,reducescatter", "allreduce,reducescatter,allgather",
+                                        "allreduce,reducescatter,allgather-fp32", "reducescatter"});
+    }
+    std::string ops;
+    for (const char* name : {"allreduce", "reducescatter", "reduce", "allgather", "broadcast", "alltoall",
+                             "gather", "scatter"}) {
+      if (what < 65 && random_.chance(50)) continue;
+      const bool sums = std::string(name).find("reduce") != std::string::npos;
+      ops += (ops.empty() ? "" : ",") + std::string(name) + (!sums && random_.chance(60) ? "-fp32" : "");
+    }
+    return ops.empty() ? "alltoall" : ops;
   }
 
   void makeCommunicators() {
@@ -180,9 +195,7 @@ class Generator {
     op.peer = static_cast<int>(random_.between(0, ranks - 1));
     op.profile = random_.pick<Profile>(
         {Profile::kNormal, Profile::kNormal, Profile::kMixed, Profile::kWild, Profile::kSpecials});
-    const bool reduces =
-        op.kind == OpKind::kAllReduce || op.kind == OpKind::kReduceScatter || op.kind == OpKind::kReduce;
-    if (reduces) chooseRedOp(&op, ranks);
+    if (reduces(op.kind)) chooseRedOp(&op, ranks);
     for (int rank = 0; rank < ranks; ++rank) op.placements.push_back(place(op, rank));
     program_.ops.push_back(op);
     return op.id;
@@ -256,8 +269,8 @@ class Generator {
                                               : 0;
       std::vector<int> ops;
       for (int i = 0; i < collectives; ++i) ops.push_back(addOp(comm, false));
-      const auto exchanges = std::stable_partition(
-          ops.begin(), ops.end(), [&](int id) { return !isExchange(program_.ops[id].kind); });
+      const auto exchanges =
+          std::stable_partition(ops.begin(), ops.end(), [&](int id) { return !asMessage(program_.ops[id]); });
       std::vector<int> mixed(exchanges, ops.end());
       ops.erase(exchanges, ops.end());
       for (int i = 0; i < messages; ++i) mixed.push_back(addOp(comm, true));
@@ -270,7 +283,7 @@ class Generator {
     std::vector<int> collectives(program_.comms.size(), 0);
     for (const int id : canonical) {
       const Op& op = program_.ops[id];
-      if (op.count > 0 && op.kind != OpKind::kSendRecv && !isExchange(op.kind)) ++collectives[op.comm];
+      if (op.count > 0 && !asMessage(op)) ++collectives[op.comm];
     }
     const bool nobody = random_.chance(12);
     Step step;
@@ -356,10 +369,8 @@ class Generator {
     const Op& a = program_.ops[step.order[at]];
     const Op& b = program_.ops[step.order[at + 1]];
     if (a.comm != b.comm) return true;
-    const bool a_message = isMessage(a);
-    const bool b_message = isMessage(b);
-    if (!a_message && !b_message) return false;
-    if (!a_message || !b_message || a.id == b.id) return true;
+    if (!asMessage(a) && !asMessage(b)) return false;
+    if (a.id == b.id) return true;
     const int ranks = static_cast<int>(program_.comms[a.comm].members.size());
     for (int from = 0; from < ranks; ++from) {
       for (int to = 0; to < ranks; ++to) {
@@ -369,6 +380,9 @@ class Generator {
     return true;
   }
 
+  bool asMessage(const Op& op) const { return ordersAsMessage(program_, op, options_); }
+
+  const GenerateOptions options_;
   Random random_;
   Program program_;
   uint64_t used_ = 0;
@@ -413,6 +427,11 @@ Program generateProgram(uint64_t seed, const GenerateOptions& options) {
   return Generator(seed, options).run();
 }
 
+bool ordersAsMessage(const Program& program, const Op& op, const GenerateOptions& options) {
+  if (!isExchange(op.kind)) return op.kind == OpKind::kSendRecv;
+  return options.any_order || !shouldCompress(program, op);
+}
+
 uint64_t sendElements(const Program& program, const Op& op, int comm_rank) {
   const uint64_t ranks = program.comms[op.comm].members.size();
   switch (op.kind) {
@@ -454,24 +473,22 @@ bool shouldCompress(const Program& program, const Op& op) {
       program.creations[comm.creation].how == CommHow::kId || program.comms[0].blocking;
   if (!comm.blocking || !parent_blocks) return false;
   if (op.type != ncclBfloat16 && op.type != ncclFloat16 && op.type != ncclFloat32) return false;
-  const std::string& ops = program.settings.at("HALFWIRE_OPS");
-  uint64_t bytes = op.count * ncclTypeBytes(op.type);
-  switch (op.kind) {
-    case OpKind::kAllReduce:
-      if (ops.find("allreduce") == std::string::npos) return false;
-      break;
-    case OpKind::kReduceScatter:
-      bytes *= ranks;
-      break;
-    case OpKind::kAllGather:
-      bytes *= ranks;
-      if (ops.find(op.type == ncclFloat32 ? "allgather-fp32" : "allgather") == std::string::npos)
-        return false;
-      break;
-    default:
-      return false;
-  }
-  if (op.kind != OpKind::kAllGather && (op.redop == RedOp::kMax || op.redop == RedOp::kMin)) return false;
+  static const std::map<OpKind, std::string> kNames = {
+      {OpKind::kAllReduce, "allreduce"}, {OpKind::kReduceScatter, "reducescatter"},
+      {OpKind::kReduce, "reduce"},       {OpKind::kAllGather, "allgather"},
+      {OpKind::kBroadcast, "broadcast"}, {OpKind::kAlltoAll, "alltoall"},
+      {OpKind::kGather, "gather"},       {OpKind::kScatter, "scatter"}};
+  const auto name = kNames.find(op.kind);
+  if (name == kNames.end()) return false;
+  const std::string ops = "," + program.settings.at("HALFWIRE_OPS") + ",";
+  const auto asks = [&](const std::string& word) { return ops.find("," + word + ",") != std::string::npos; };
+  const bool sums = reduces(op.kind);
+  if (!asks(name->second + "-fp32") && !(asks(name->second) && (sums || op.type != ncclFloat32)))
+    return false;
+  if (sums && (op.redop == RedOp::kMax || op.redop == RedOp::kMin)) return false;
+  const bool whole =
+      op.kind == OpKind::kAllReduce || op.kind == OpKind::kReduce || op.kind == OpKind::kBroadcast;
+  const uint64_t bytes = op.count * ncclTypeBytes(op.type) * (whole ? 1 : ranks);
   const std::string& min = program.settings.at("HALFWIRE_MIN_BYTES");
   const uint64_t floor = min == "1KiB" ? 1024 : min == "64KiB" ? 65536 : std::stoul(min);
   return bytes >= floor;
@@ -481,9 +498,7 @@ std::string describeOp(const Program& program, const Op& op) {
   std::ostringstream text;
   text << "#" << op.id << " " << opKindName(op.kind) << " comm " << op.comm << " " << dataTypeName(op.type)
        << " count " << op.count;
-  const bool reduces =
-      op.kind == OpKind::kAllReduce || op.kind == OpKind::kReduceScatter || op.kind == OpKind::kReduce;
-  if (reduces) text << " " << redOpName(op.redop);
+  if (reduces(op.kind)) text << " " << redOpName(op.redop);
   for (const double scalar : op.scalars) text << " *" << scalar;
   if (op.kind == OpKind::kBroadcast || op.kind == OpKind::kReduce || op.kind == OpKind::kGather ||
       op.kind == OpKind::kScatter)

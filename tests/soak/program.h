@@ -34,6 +34,9 @@ enum class OpKind : uint8_t {
 constexpr bool isExchange(OpKind kind) {
   return kind == OpKind::kAlltoAll || kind == OpKind::kGather || kind == OpKind::kScatter;
 }
+constexpr bool reduces(OpKind kind) {
+  return kind == OpKind::kAllReduce || kind == OpKind::kReduceScatter || kind == OpKind::kReduce;
+}
 enum class RedOp : uint8_t { kSum, kAvg, kPreMul, kMax, kMin };
 
 const char* opKindName(OpKind kind);
@@ -127,6 +130,9 @@ struct Program {
 
 struct GenerateOptions {
   int ranks = 0;  // 0: any of 2 to 5
+  // Where NCCL allows it, exchanges that are compressed may come in another order on another rank. The
+  // library asks for more: see ordersAsMessage.
+  bool any_order = false;
 };
 
 Program generateProgram(uint64_t seed, const GenerateOptions& options);
@@ -141,7 +147,11 @@ uint64_t recvElements(const Program& program, const Op& op, int comm_rank);
 
 // Whether the operation is a message from one rank of its communicator to another, or made of such.
 bool sendsBetween(const Op& op, int from, int to);
-inline bool isMessage(const Op& op) { return op.kind == OpKind::kSendRecv || isExchange(op.kind); }
+
+// Whether a group may move it about as a message. Compressed exchanges are of several steps and run before
+// the group's messages, so all ranks have to make them as they make collectives: in one order, and several of
+// them all in a group or none.
+bool ordersAsMessage(const Program& program, const Op& op, const GenerateOptions& options);
 
 // Whether these settings ask for this call to be compressed.
 bool shouldCompress(const Program& program, const Op& op);

@@ -29,6 +29,7 @@ struct Options {
   bool print = false;
   bool verbose = false;
   bool bare = false;
+  bool any_order = false;
   double hang_s = 60;
   int jobs = 1;
   int compare_every = 4;
@@ -60,6 +61,7 @@ class Soak {
   bool runProgram(uint64_t seed) {
     GenerateOptions generate;
     generate.ranks = options_.ranks;
+    generate.any_order = options_.any_order;
     Program program = generateProgram(seed, generate);
     for (const std::string& text : options_.set) {
       const size_t equals = text.find('=');
@@ -84,8 +86,9 @@ class Soak {
       printf("seed %llu: %s, %.2f s\n", static_cast<unsigned long long>(seed),
              error.empty() ? "ok" : "FAILED", outcome.wall_s);
     if (error.empty()) return true;
-    printf("FAILED seed %llu (halfwire_soak --one %llu%s%s --print)\n%s\n",
+    printf("FAILED seed %llu (halfwire_soak --one %llu%s%s%s --print)\n%s\n",
            static_cast<unsigned long long>(seed), static_cast<unsigned long long>(seed), endingOption(ending),
+           options_.any_order ? " --any-order" : "",
            options_.ranks > 0 ? (" --ranks " + std::to_string(options_.ranks)).c_str() : "", error.c_str());
     fflush(stdout);
     return false;
@@ -115,7 +118,7 @@ class Soak {
                    ending == Ending::kKill    ? "kill"
                    : ending == Ending::kAbort ? "abort"
                                               : "run",
-                   library ? "library" : "bare"};
+                   library ? "library" : "bare", options_.any_order ? "any" : "same"};
     if (ending == Ending::kKill && program.end_timed) {
       launch.kill_rank = program.victim;
       launch.kill_after_s = program.end_after_s;
@@ -250,6 +253,8 @@ int main(int argc, char** argv) {
   app.add_flag("--abort", options.abort,
                "a second thread of a rank of every program aborts; with --kill, either, by the seed");
   app.add_flag("--print", options.print, "print each program before it runs");
+  app.add_flag("--any-order", options.any_order,
+               "compressed AlltoAll, Gather and Scatter in any order that NCCL allows");
   app.add_flag("-v,--verbose", options.verbose, "a line for each program");
   app.add_flag("--bare", options.bare, "without libhalfwire.so: the engine alone");
   app.add_option("--compare-every", options.compare_every,

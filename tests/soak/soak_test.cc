@@ -258,8 +258,8 @@ TEST(Programs, AreLegal) {
           largest += op.count * (op.kind == OpKind::kAllReduce ? 1 : 4) >= (1u << 19) ? 1 : 0;
           ASSERT_GE(program.rankIn(op.comm, rank), 0)
               << "seed " << seed << ": a call on another's communicator";
-          const bool message = isMessage(op);
           const bool alone = op.kind == OpKind::kSendRecv;
+          const bool message = ordersAsMessage(program, op, {});
           if (!message) own[op.comm].push_back(op.id);
           const int me = program.rankIn(op.comm, rank);
           const int members = static_cast<int>(program.comms[op.comm].members.size());
