@@ -241,6 +241,7 @@ int runSoak(const Options& options) {
 
 int main(int argc, char** argv) {
   if (const auto code = halfwire::testing::runAsRank(argc, argv)) return *code;
+  setvbuf(stdout, nullptr, _IOLBF, 0);  // whoever watches a file sees how far it is
   halfwire::soak::Options options;
   CLI::App app(
       "Random NCCL programs on the host engine, through libhalfwire.so, checked against an fp64 oracle");
