@@ -87,9 +87,9 @@ class Experts(nn.Module):
 
     def forward(self, x):
         from torch.distributed.nn.functional import all_to_all_single
-        tokens = x.reshape(-1, x.shape[-1])
+        tokens = x.reshape(-1, x.shape[-1]).bfloat16()
         room = 2 * len(tokens) // self.ranks
-        weight, chosen = self.router(tokens).softmax(-1).max(-1)
+        weight, chosen = self.router(x.reshape(len(tokens), -1)).softmax(-1).max(-1)
         place = F.one_hot(chosen, self.ranks).cumsum(0).gather(1, chosen[:, None]).squeeze(1) - 1
         fits = place < room
         slot = torch.where(fits, chosen * room + place, self.ranks * room)

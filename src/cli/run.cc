@@ -59,7 +59,8 @@ struct RunOptions {
       {"--block", "HALFWIRE_BLOCK", "N", "elements that share a scale: 32, 64, 128 or 256 (default: 128)"},
       {"--scale", "HALFWIRE_SCALE", "SCALE", "scale format: fp32 or e8m0 (default: fp32)"},
       {"--ops", "HALFWIRE_OPS", "LIST",
-       "what may be compressed, of allreduce, reducescatter, allgather, allgather-fp32 (default: "
+       "what may be compressed, of allreduce, reducescatter, reduce, allgather, broadcast, alltoall, gather, "
+       "scatter; NAME-fp32 for fp32 in the last five (default: "
        "allreduce,reducescatter)"},
       {"--comms", "HALFWIRE_COMMS", "WHICH",
        "on which communicators: world (the whole job), all, or size:N (default: world)"},
@@ -88,7 +89,7 @@ struct RunOptions {
 constexpr const char* kOtherVariables[] = {
     "HALFWIRE_LOG_DIR",    "HALFWIRE_NCCL",         "HALFWIRE_MEETING_TIMEOUT", "HALFWIRE_HOST_DEVICES",
     "HALFWIRE_HOST_SEED",  "HALFWIRE_HOST_ADDRESS", "HALFWIRE_HOST_TRACE",      "HALFWIRE_METER_RANGE",
-    "HALFWIRE_SOURCE_DIR", "HALFWIRE_BUILD_DIR"};
+    "HALFWIRE_HANDLES",    "HALFWIRE_SOURCE_DIR",   "HALFWIRE_BUILD_DIR"};
 
 int refuse(const std::string& sentence) {
   fmt::print(stderr, "halfwire run: {}\n", sentence);
@@ -133,7 +134,6 @@ Result<Settings> checkSettings(const RunOptions& options, const std::vector<std:
     status = {StatusCode::kInvalidArgument,
               fmt::format("{}='{}' is not valid: use a whole number from 0 to {}", r.name, text, r.max)};
   }
-  if (status.ok()) return settings;
   if (const char* range = lookup("HALFWIRE_METER_RANGE");
       status.ok() && range != nullptr && *range != '\0' && !meter::isRangeName(range)) {
     status = {
@@ -142,6 +142,7 @@ Result<Settings> checkSettings(const RunOptions& options, const std::vector<std:
                     "program's steps, of up to {} printable characters, or off",
                     range, meter::kMostRangeName)};
   }
+  if (status.ok()) return settings;
   // Name what the user typed.
   std::string words = status.message();
   for (const Setting& s : options.settings) {
@@ -152,7 +153,6 @@ Result<Settings> checkSettings(const RunOptions& options, const std::vector<std:
   return Status(status.code(), words);
 }
 
-void warnOfSmallBlocks(const Settings& settings) {
 // Lets the meter see the program's NVTX ranges, for its steps; a tool that is there or may come listens
 // itself.
 void listenToRanges(const std::string& meter_library, std::vector<std::string>* environment) {
@@ -166,6 +166,7 @@ void listenToRanges(const std::string& meter_library, std::vector<std::string>* 
   if (access(library.c_str(), R_OK) == 0) setVariable(environment, "NVTX_INJECTION64_PATH", library);
 }
 
+void warnOfSmallBlocks(const Settings& settings) {
   if (settings.mode != Mode::kWire || settings.format.scale != ScaleFormat::kFp32 ||
       settings.format.block >= 128)
     return;
@@ -310,8 +311,8 @@ int run(const RunOptions& options, const std::vector<std::string>& command) {
     const auto both = preloadValue(libraries, meter.value(), "");
     if (!both.ok()) return refuse(both.status().message());
     libraries = both.value();
-  }
     listenToRanges(meter.value(), &environment);
+  }
   setVariable(&environment, "LD_PRELOAD", libraries);
   if (Status status = checkPreload(environment, library.value()); !status.ok())
     return refuse(status.message());

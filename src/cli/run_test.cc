@@ -213,7 +213,7 @@ TEST_F(Run, BadOptionsAreRefusedBeforeAnythingRuns) {
   expectRefused({"--format", "e4m4"}, "--format 'e4m4' is not valid: use e4m3, e5m2 or int8");
   expectRefused({"--block", "100"}, "--block '100' is not valid");
   expectRefused({"--scale", "fp16"}, "--scale 'fp16' is not valid");
-  expectRefused({"--ops", "broadcast"}, "--ops 'broadcast' is not valid");
+  expectRefused({"--ops", "send"}, "--ops 'send' is not valid");
   expectRefused({"--comms", "size:0"}, "--comms 'size:0' is not valid");
   expectRefused({"--min-bytes", "4mb"}, "--min-bytes '4mb' is not valid");
   expectRefused({"--min-bytes", ""}, "--min-bytes");
