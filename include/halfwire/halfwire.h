@@ -2,6 +2,8 @@
 #ifndef HALFWIRE_HALFWIRE_H_
 #define HALFWIRE_HALFWIRE_H_
 
+#include <stddef.h>
+
 #ifdef __cplusplus
 extern "C" {
 #endif
@@ -18,6 +20,16 @@ const char* halfwire_last_error(void);
    a few nanoseconds then. Call it at the same place of every step, from one thread. A program that is not linked with
    the library looks it up with dlsym(RTLD_DEFAULT, "halfwire_step") and skips the call where that is null. */
 void halfwire_step(void);
+
+/* Lends the library the program's own allocator of device memory for its scratch, so that it shows in the program's
+   accounting. Before the first communicator; both null: no allocator again. `allocate` gives `bytes` of memory of CUDA
+   device `device`, aligned to 256 bytes, or null if there is none (the communicator then stays exact, and the report says
+   why); `release` takes them back once nothing uses them. Both are called from the threads that make and destroy
+   communicators, never while a collective runs, and must not call NCCL. Returns 0, or an ncclResult_t with the reason in
+   halfwire_last_error(). Connections that NCCL makes are not part of it. Thread-safe. From PyTorch:
+   halfwire.memory.use_torch(). */
+int halfwire_set_allocator(void* (*allocate)(size_t bytes, int device, void* context),
+                           void (*release)(void* pointer, size_t bytes, int device, void* context), void* context);
 
 #ifdef __cplusplus
 }

@@ -73,8 +73,8 @@ class RelaxedCapture {
 
 class CudaDevice final : public Device {
  public:
-  CudaDevice(const Driver& driver, cuda::CUdevice device, CUcontext context)
-      : driver_(driver), device_(device), context_(context) {}
+  CudaDevice(const Driver& driver, cuda::CUdevice device, CUcontext context, const AllocatorCalls& allocator)
+      : driver_(driver), device_(device), context_(context), allocator_(allocator, device) {}
 
   ~CudaDevice() override {
     if (module_ != nullptr) {
@@ -108,6 +108,7 @@ class CudaDevice final : public Device {
   }
 
   Status allocate(size_t bytes, void** out) override {
+    if (allocator_.present()) return allocator_.allocate(bytes, out);
     const ContextScope scope(driver_, context_);
     const RelaxedCapture relaxed(driver_);
     cuda::CUdeviceptr pointer = 0;
@@ -119,6 +120,7 @@ class CudaDevice final : public Device {
   }
 
   void release(void* pointer) override {
+    if (allocator_.release(pointer)) return;
     const ContextScope scope(driver_, context_);
     const RelaxedCapture relaxed(driver_);
     (void)driver_.cuMemFree(reinterpret_cast<uintptr_t>(pointer));
@@ -334,6 +336,7 @@ class CudaDevice final : public Device {
   const Driver driver_;
   const cuda::CUdevice device_;
   const CUcontext context_;
+  ProgramAllocator allocator_;
   cuda::CUmodule module_ = nullptr;
   uint64_t nvlink_domain_ = 0;
   CodecPath path_ = CodecPath::kSoftware;
@@ -342,7 +345,7 @@ class CudaDevice final : public Device {
 
 }  // namespace
 
-Result<std::unique_ptr<Device>> makeCudaDevice(int ordinal) {
+Result<std::unique_ptr<Device>> makeCudaDevice(int ordinal, const AllocatorCalls& allocator) {
   if (embeddedKernels() == nullptr)
     return Status(StatusCode::kUnavailable,
                   "this build has no CUDA kernels: nvcc was not found when it was configured; set CUDA_HOME "
@@ -355,7 +358,7 @@ Result<std::unique_ptr<Device>> makeCudaDevice(int ordinal) {
   if (Status s = d.check("cuDeviceGet", d.cuDeviceGet(&number, ordinal)); !s.ok()) return s;
   if (Status s = d.check("cuDevicePrimaryCtxRetain", d.cuDevicePrimaryCtxRetain(&context, number)); !s.ok())
     return s;
-  auto device = std::make_unique<CudaDevice>(d, number, context);
+  auto device = std::make_unique<CudaDevice>(d, number, context, allocator);
   if (Status s = device->load(); !s.ok()) return s;
   return std::unique_ptr<Device>(std::move(device));
 }

@@ -7,6 +7,7 @@
 
 #include "abi/host_engine.h"
 #include "base/status.h"
+#include "device/allocator.h"
 #include "wire/codec.h"
 #include "wire/compare.h"
 #include "wire/perturb.h"
@@ -24,7 +25,7 @@ class Device {
  public:
   virtual ~Device() = default;
 
-  // Device memory, aligned to at least 256 bytes.
+  // Device memory, aligned to at least 256 bytes; the program's own where it lends an allocator.
   virtual Status allocate(size_t bytes, void** out) = 0;
   virtual void release(void* pointer) = 0;
 
@@ -86,10 +87,11 @@ class Device {
 };
 
 // Device `ordinal` of the engine that `engine` describes.
-Result<std::unique_ptr<Device>> makeHostDevice(const HalfwireHostEngine* engine, int ordinal);
+Result<std::unique_ptr<Device>> makeHostDevice(const HalfwireHostEngine* engine, int ordinal,
+                                               const AllocatorCalls& allocator = {});
 
 // The primary context of CUDA device `ordinal`, which NCCL works in: finds the driver in this process, loads
 // the embedded kernels and launches each once. Must not be called while capturing.
-Result<std::unique_ptr<Device>> makeCudaDevice(int ordinal);
+Result<std::unique_ptr<Device>> makeCudaDevice(int ordinal, const AllocatorCalls& allocator = {});
 
 }  // namespace halfwire

@@ -114,11 +114,12 @@ Status noGraphs() { return {StatusCode::kUnavailable, "the host engine has no gr
 
 class HostDevice final : public Device {
  public:
-  HostDevice(const HalfwireHostEngine* engine, int device)
-      : engine_(engine), device_(device), pool_(std::make_shared<JobPool>()) {}
+  HostDevice(const HalfwireHostEngine* engine, int device, const AllocatorCalls& allocator)
+      : engine_(engine), device_(device), allocator_(allocator, device), pool_(std::make_shared<JobPool>()) {}
 
   Status allocate(size_t bytes, void** out) override {
     *out = nullptr;
+    if (allocator_.present()) return allocator_.allocate(bytes, out);
     const DeviceScope scope(engine_, device_);
     const cudaError_t error = engine_->malloc(out, bytes);
     if (error == cudaErrorMemoryAllocation)
@@ -127,7 +128,9 @@ class HostDevice final : public Device {
     return check("cudaMalloc", error);
   }
 
-  void release(void* pointer) override { (void)engine_->free(pointer); }
+  void release(void* pointer) override {
+    if (!allocator_.release(pointer)) (void)engine_->free(pointer);
+  }
 
   Status quantize(const QuantizeJob& job, StreamHandle stream) override { return enqueue(job, stream); }
   Status dequantize(const DequantizeJob& job, StreamHandle stream) override { return enqueue(job, stream); }
@@ -257,19 +260,21 @@ class HostDevice final : public Device {
 
   const HalfwireHostEngine* engine_;
   int device_;
+  ProgramAllocator allocator_;
   std::shared_ptr<JobPool> pool_;
 };
 
 }  // namespace
 
-Result<std::unique_ptr<Device>> makeHostDevice(const HalfwireHostEngine* engine, int ordinal) {
+Result<std::unique_ptr<Device>> makeHostDevice(const HalfwireHostEngine* engine, int ordinal,
+                                               const AllocatorCalls& allocator) {
   if (engine == nullptr)
     return Status(StatusCode::kInvalidArgument, "there is no host engine to make a device of");
   if (engine->version != 1 || engine->bytes < sizeof(HalfwireHostEngine))
     return Status(StatusCode::kUnavailable,
                   "the host engine is of version " + std::to_string(engine->version) +
                       "; this library speaks version 1: use the libraries of one build");
-  return std::unique_ptr<Device>(std::make_unique<HostDevice>(engine, ordinal));
+  return std::unique_ptr<Device>(std::make_unique<HostDevice>(engine, ordinal, allocator));
 }
 
 }  // namespace halfwire

@@ -108,6 +108,17 @@ HALFWIRE_EXPORT const char* halfwire_last_error(void) {
   return error != nullptr ? error : "";
 }
 
+HALFWIRE_EXPORT int halfwire_set_allocator(void* (*allocate)(size_t, int, void*),
+                                           void (*release)(void*, size_t, int, void*),
+                                           void* context){HALFWIRE_GUARDED({
+  if ((allocate == nullptr) != (release == nullptr))
+    return refuse(ncclInvalidArgument, "halfwire_set_allocator takes both functions, or neither");
+  if (!Registry::get().setAllocator({allocate, release, context}))
+    return refuse(ncclInvalidUsage,
+                  "halfwire_set_allocator comes before the first communicator, whose scratch it is to give");
+  return ncclSuccess;
+})}
+
 HALFWIRE_EXPORT void halfwire_step(void) {
   if (const halfwire::meter::MeterHooks* meter = halfwire::Registry::get().meter()) meter->step();
 }

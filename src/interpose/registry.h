@@ -99,6 +99,9 @@ class Registry {
   // The device of a communicator: its kernels are loaded once however many communicators use it.
   Result<std::shared_ptr<Device>> device(const RealNccl& real, int ordinal);
 
+  // Takes scratch from the program's allocator from now on; false once a device has been made.
+  bool setAllocator(const AllocatorCalls& calls);
+
   // Notes an error of ours for the report.
   void noteError(const std::string& words);
 
@@ -138,6 +141,7 @@ class Registry {
   std::atomic<const meter::MeterHooks*> meter_{nullptr};
   std::vector<std::unique_ptr<Communicator>> parked_;
   std::mutex devices_mutex_;
+  AllocatorCalls allocator_;
   std::map<std::pair<const RealNccl*, int>, std::weak_ptr<Device>> devices_;
   std::unique_ptr<Slot[]> slots_;
   std::atomic<uint64_t> cliques_{1};
