@@ -94,7 +94,10 @@ class Eavesdropper {
     close(listener_);
   }
   hostccl::Endpoint endpoint() const { return *hostccl::Endpoint::ofSocket(listener_); }
-  std::string heard;
+  std::string heard() {
+    std::lock_guard lock(mutex_);
+    return heard_;
+  }
 
  private:
   void pass() {
@@ -111,7 +114,10 @@ class Eavesdropper {
           open = false;
           break;
         }
-        if (i == 0) heard.append(buffer, static_cast<size_t>(n));
+        if (i == 0) {
+          std::lock_guard lock(mutex_);
+          heard_.append(buffer, static_cast<size_t>(n));
+        }
         (void)!send(i == 0 ? out : in, buffer, static_cast<size_t>(n), MSG_NOSIGNAL);
       }
     }
@@ -119,6 +125,8 @@ class Eavesdropper {
     close(out);
   }
   hostccl::Endpoint to_;
+  std::mutex mutex_;
+  std::string heard_;
   int listener_ = -1;
   std::thread thread_;
 };
@@ -162,7 +170,7 @@ TEST(Strangers, AreTurnedAway) {
       OK(ncclAllReduce(x, x, 100, ncclFloat32, ncclSum, comm, stream));
       OK(cudaStreamSynchronize(stream));
       OK(ncclCommDestroy(comm));
-      heard = ear.heard;  // complete once the engine has closed the connection
+      heard = ear.heard();  // complete once the engine has closed the connection
     }
     EXPECT_GT(heard.size(), 60u);
   });
@@ -183,7 +191,7 @@ TEST(Strangers, ReplayIsRefused) {
       while (self.shared.stage[1] == 0) {
         std::this_thread::sleep_for(200ms);  // rank 1 has joined and waits for rank 2
         const int fd = connectTo(identity.root);
-        const std::string said = ear.heard;
+        const std::string said = ear.heard();
         (void)!send(fd, said.data(), said.size(), MSG_NOSIGNAL);
         const std::string answer = readAll(fd);
         // A challenge of 32 bytes, then the door.
@@ -453,7 +461,8 @@ TEST(Abort, EndsAnInitThatWaits) {
         EXPECT_EQ(result, blocking == 1 ? ncclRemoteError : ncclInProgress);
       });
       std::this_thread::sleep_for(100ms);
-      OK(ncclCommAbort(comm));
+      // As NCCL, the engine writes the handle before it waits.
+      OK(ncclCommAbort(std::atomic_ref(comm).load()));
       init.join();
       EXPECT_LT(since(start), 2);
       self.shared.reach(0);

@@ -1,5 +1,6 @@
 // NCCL's names. Argument checks are NCCL's: a null or foreign communicator, a bad type, operator, root or
 // buffer is ncclInvalidArgument. Each public function is a thin layer that lets no exception out.
+#include <atomic>
 #include <climits>
 #include <cstdlib>
 #include <cstring>
@@ -65,6 +66,9 @@ std::shared_ptr<Communicator> dropHandle(ncclComm* handle) {
   registry().alive.erase(found);
   return communicator;
 }
+
+// A watchdog may read the program's pointer meanwhile.
+void store(ncclComm_t* out, ncclComm_t value) { std::atomic_ref(*out).store(value); }
 
 ncclResult_t report(const Outcome& outcome) {
   if (!outcome.ok() && outcome.code != ncclInProgress) lastError() = outcome.text;
@@ -167,7 +171,7 @@ int currentDevice() {
 Outcome initRank(const char* function, ncclComm_t* comm, int nranks, const ncclUniqueId& id, int rank,
                  int device, bool blocking, Group& group) {
   if (comm == nullptr) return invalid(function, "the pointer for the communicator is NULL");
-  *comm = nullptr;
+  store(comm, nullptr);
   if (nranks < 1 || nranks > kMaxRanks) {
     return invalid(function, "nranks is " + std::to_string(nranks) + ", the host engine takes 1 to " +
                                  std::to_string(kMaxRanks));
@@ -184,13 +188,13 @@ Outcome initRank(const char* function, ncclComm_t* comm, int nranks, const ncclU
   }
   auto communicator = std::make_shared<Communicator>(rank, nranks, device, blocking);
   ncclComm* const handle = makeHandle(communicator);
-  *comm = handle;
+  store(comm, handle);
   group.add(communicator, [=, identity = *identity]() -> Outcome {
     Outcome outcome = communicator->connect(identity);
     // Who did not wait still has to be told, and aborts it then.
     if (!outcome.ok() && blocking) {
       dropHandle(handle);
-      *comm = nullptr;
+      store(comm, nullptr);
     }
     return outcome;
   });
@@ -373,12 +377,12 @@ ncclResult_t ncclCommSplit(ncclComm_t comm, int color, int key, ncclComm_t* newc
     if (newcomm == nullptr) return invalid("ncclCommSplit", "the pointer for the communicator is NULL");
     if (color < NCCL_SPLIT_NOCOLOR)
       return invalid("ncclCommSplit", "color must be NCCL_SPLIT_NOCOLOR or at least 0");
-    *newcomm = nullptr;
+    store(newcomm, nullptr);
     // A non-blocking parent's child is there when the parent is no longer in progress.
     group.add(parent, [=, blocking = isBlocking(config, parent->blocking())]() -> Outcome {
       std::shared_ptr<Communicator> child;
       if (Outcome o = parent->split(color, key, blocking, &child); !o.ok()) return o;
-      if (child) *newcomm = makeHandle(std::move(child));
+      if (child) store(newcomm, makeHandle(std::move(child)));
       return {};
     });
     return {};

@@ -202,13 +202,13 @@ class Generator {
   }
 
   // Tiny chunks cut a message into passes that cost a group of messages each, and a random delay for every
-  // queue entry: some hundreds are enough. Where passes overlap, four of them share a chunk.
+  // queue entry: some dozens are enough. Where passes overlap, four of them share a chunk.
   uint64_t passLimit(ncclDataType_t type) const {
     const std::string& chunk = program_.settings.at("HALFWIRE_CHUNK_BYTES");
     if (chunk != "1KiB" && chunk != "4KiB") return kLargest;
     const uint64_t pass =
         (chunk == "1KiB" ? 1024 : 4096) / (program_.settings.at("HALFWIRE_OVERLAP") == "off" ? 1 : 4);
-    return pass * 200 / ncclTypeBytes(type);
+    return pass * 80 / ncclTypeBytes(type);
   }
 
   void chooseRedOp(Op* op, int ranks) {

@@ -17,8 +17,6 @@
 namespace halfwire::soak {
 namespace {
 
-constexpr double kErrorSeconds = 5;
-
 struct Options {
   int programs = 30;
   uint64_t seed = 1;
@@ -31,6 +29,7 @@ struct Options {
   bool bare = false;
   bool any_order = false;
   double hang_s = 60;
+  double error_s = 5;
   int jobs = 1;
   int compare_every = 4;
   std::string library;
@@ -173,7 +172,7 @@ class Soak {
       if (aborted == victim.reports.end()) return "the victim did not abort\n" + outcome.describe();
       end_s = aborted->second.at_s;
       if (!victim.ok()) return "the victim did not leave by itself\n" + outcome.describe();
-      if (victim.ended_s - end_s > 2 * kErrorSeconds)
+      if (victim.ended_s - end_s > 2 * options_.error_s)
         return "the victim took long to leave\n" + outcome.describe();
     }
     for (int rank = 0; rank < program.ranks; ++rank) {
@@ -188,9 +187,9 @@ class Soak {
         const std::lock_guard<std::mutex> lock(mutex_);
         slowest_error_s_ = std::max(slowest_error_s_, after);
       }
-      if (after > kErrorSeconds)
+      if (after > options_.error_s)
         return name + " saw the error only after " + std::to_string(after) + " s\n" + outcome.describe();
-      if (survivor.ended_s - end_s > 2 * kErrorSeconds)
+      if (survivor.ended_s - end_s > 2 * options_.error_s)
         return name + " took long to leave\n" + outcome.describe();
     }
     return {};
@@ -250,7 +249,7 @@ int main(int argc, char** argv) {
   app.add_option("--one", options.one, "run this seed only")->check(CLI::NonNegativeNumber);
   app.add_option("--ranks", options.ranks, "ranks of every program; any of 2 to 5 if not given")
       ->check(CLI::Range(2, 5));
-  app.add_flag("--kill", options.kill, "kill a rank of every program; the others have to notice within 5 s");
+  app.add_flag("--kill", options.kill, "kill a rank of every program; the others have to notice in time");
   app.add_flag("--abort", options.abort,
                "a second thread of a rank of every program aborts; with --kill, either, by the seed");
   app.add_flag("--print", options.print, "print each program before it runs");
@@ -262,6 +261,8 @@ int main(int argc, char** argv) {
                  "compare every n-th program's passing calls with a run without the library")
       ->check(CLI::PositiveNumber);
   app.add_option("--hang", options.hang_s, "seconds after which a program counts as hung")
+      ->check(CLI::PositiveNumber);
+  app.add_option("--error", options.error_s, "seconds after which all ranks must know of one that is gone")
       ->check(CLI::PositiveNumber);
   app.add_option("--jobs", options.jobs, "programs at the same time: they wait more than they compute")
       ->check(CLI::Range(1, 64));
