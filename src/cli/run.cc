@@ -60,7 +60,7 @@ struct RunOptions {
       {"--scale", "HALFWIRE_SCALE", "SCALE", "scale format: fp32 or e8m0 (default: fp32)"},
       {"--ops", "HALFWIRE_OPS", "LIST",
        "what may be compressed, of allreduce, reducescatter, reduce, allgather, broadcast, alltoall, gather, "
-       "scatter; NAME-fp32 for fp32 in the last five (default: "
+       "scatter, sendrecv; NAME-fp32 for fp32 in the last six (default: "
        "allreduce,reducescatter)"},
       {"--comms", "HALFWIRE_COMMS", "WHICH",
        "on which communicators: world (the whole job), all, or size:N (default: world)"},
@@ -87,9 +87,9 @@ struct RunOptions {
 // Variables that Halfwire and its host engine read, beyond those that have an option. The last two are the
 // test suite's.
 constexpr const char* kOtherVariables[] = {
-    "HALFWIRE_LOG_DIR",    "HALFWIRE_NCCL",         "HALFWIRE_MEETING_TIMEOUT", "HALFWIRE_HOST_DEVICES",
-    "HALFWIRE_HOST_SEED",  "HALFWIRE_HOST_ADDRESS", "HALFWIRE_HOST_TRACE",      "HALFWIRE_METER_RANGE",
-    "HALFWIRE_HANDLES",    "HALFWIRE_SOURCE_DIR",   "HALFWIRE_BUILD_DIR"};
+    "HALFWIRE_LOG_DIR",   "HALFWIRE_NCCL",         "HALFWIRE_MEETING_TIMEOUT", "HALFWIRE_HOST_DEVICES",
+    "HALFWIRE_HOST_SEED", "HALFWIRE_HOST_ADDRESS", "HALFWIRE_HOST_TRACE",      "HALFWIRE_METER_RANGE",
+    "HALFWIRE_HANDLES",   "HALFWIRE_SOURCE_DIR",   "HALFWIRE_BUILD_DIR"};
 
 int refuse(const std::string& sentence) {
   fmt::print(stderr, "halfwire run: {}\n", sentence);

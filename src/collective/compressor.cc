@@ -94,9 +94,9 @@ Result<std::unique_ptr<Compressor>> Compressor::create(const NcclApi* api, Devic
   c->api_ = api;
   c->device_ = device;
   c->config_ = config;
-  for (EventHandle* event : {&c->last_use_, &c->captured_use_}) {
-    if (Status s = device->createEvent(event); !s.ok()) return s;
-  }
+  auto order = ScratchOrder::create(device);
+  if (!order.ok()) return order.status();
+  c->order_ = std::move(order).value();
   if (config.noise) return c;
   void* scratch = nullptr;
   if (Status s = device->allocate(scratchBytes(config), &scratch); !s.ok()) return s;
@@ -120,14 +120,16 @@ void Compressor::useChunks(uint64_t chunk_bytes) {
 }
 
 Compressor::~Compressor() {
-  if (device_ == nullptr || parked_) return;
-  if (used_) (void)device_->synchronizeEvent(last_use_);
+  if (device_ == nullptr || parked_) {
+    order_.park();
+    return;
+  }
+  order_.finish();
   if (scratch_ != nullptr) device_->release(scratch_);
-  for (const EventHandle e : {last_use_, captured_use_, ready_, moved_}) {
+  for (const EventHandle e : {ready_, moved_}) {
     if (e != nullptr) device_->destroyEvent(e);
   }
   if (transfers_ != nullptr) (void)device_->finishStream(transfers_);
-  for (const EventHandle e : events_) device_->destroyEvent(e);
 }
 
 void Compressor::park() { parked_ = true; }
@@ -370,59 +372,6 @@ ncclResult_t Compressor::gather(const CompressedCall& call, const Piece& p, Stre
   return ncclSuccess;
 }
 
-Status Compressor::event(size_t index, EventHandle* out) {
-  while (events_.size() <= index) {
-    EventHandle e = nullptr;
-    if (Status s = device_->createEvent(&e); !s.ok()) return s;
-    events_.push_back(e);
-  }
-  *out = events_[index];
-  return {};
-}
-
-// Orders the main stream behind the scratch's last use: of this capture, or in whatever ran before.
-Status Compressor::awaitScratch(StreamHandle main) {
-  uint64_t capture = 0;
-  if (Status s = device_->captureOf(main, &capture); !s.ok()) return s;
-  capturing_ = capture != 0;
-  if (!capturing_) {
-    // A graph may have run on any stream.
-    const bool ordered = capture_ == 0 && (!used_ || last_stream_ == main);
-    return ordered ? Status() : device_->waitEvent(main, last_use_);
-  }
-  if (capture_ != capture) {
-    capture_ = capture;
-    return device_->waitEventOutside(main, last_use_);
-  }
-  return captured_stream_ == main ? Status() : device_->waitEvent(main, captured_use_);
-}
-
-// Orders the main stream behind the other streams and behind the scratch's last use.
-Status Compressor::begin(StreamHandle main, std::span<const StreamHandle> others) {
-  if (Status s = awaitScratch(main); !s.ok()) return s;
-  for (size_t i = 0; i < others.size(); ++i) {
-    EventHandle e = nullptr;
-    if (Status s = event(i, &e); !s.ok()) return s;
-    if (Status s = device_->recordEvent(e, others[i]); !s.ok()) return s;
-    if (Status s = device_->waitEvent(main, e); !s.ok()) return s;
-  }
-  return {};
-}
-
-Status Compressor::end(StreamHandle main, std::span<const StreamHandle> others) {
-  const EventHandle done = capturing_ ? captured_use_ : last_use_;
-  if (Status s = device_->recordEvent(done, main); !s.ok()) return s;
-  (capturing_ ? captured_stream_ : last_stream_) = main;
-  if (capturing_) {
-    if (Status s = device_->recordEventOutside(last_use_, main); !s.ok()) return s;
-  }
-  used_ = true;
-  for (const StreamHandle other : others) {
-    if (Status s = device_->waitEvent(other, done); !s.ok()) return s;
-  }
-  return {};
-}
-
 // The turns of a clique on their way: what each stage enqueues for one batch of all of them, and the order of
 // the stages.
 class Schedule {
@@ -448,7 +397,7 @@ class Schedule {
 
   ncclResult_t run() {
     if (runs_.empty()) return ncclSuccess;
-    for (Run& run : runs_) check(run.c->begin(run.main, run.others));
+    for (Run& run : runs_) check(run.c->order_.begin(run.main, run.others));
     if (runs_.front().c->config_.noise) {
       noise();
     } else if (overlapped_) {
@@ -456,7 +405,7 @@ class Schedule {
     } else {
       inOrder();
     }
-    for (Run& run : runs_) check(run.c->end(run.main, run.others));
+    for (Run& run : runs_) check(run.c->order_.end(run.main, run.others));
     return result_;
   }
 

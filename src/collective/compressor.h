@@ -19,6 +19,7 @@
 #include <vector>
 
 #include "collective/nccl_api.h"
+#include "collective/scratch_order.h"
 #include "device/device.h"
 #include "policy/policy.h"
 
@@ -124,28 +125,15 @@ class Compressor {
   ncclResult_t gather(const CompressedCall& call, const Piece& piece, StreamHandle stream, CallStats* stats);
   ncclResult_t moveAtRoot(const CompressedCall& call, const Piece& piece, StreamHandle stream,
                           CallStats* stats);
-  Status awaitScratch(StreamHandle main);
-  Status begin(StreamHandle main, std::span<const StreamHandle> others);
-  Status end(StreamHandle main, std::span<const StreamHandle> others);
-  Status event(size_t index, EventHandle* out);
 
   const NcclApi* api_ = nullptr;
   Device* device_ = nullptr;
   Config config_;
   char* scratch_ = nullptr;
   uint64_t scratch_held_ = 0;
-  EventHandle last_use_ = nullptr;
-  StreamHandle last_stream_ = nullptr;
-  bool used_ = false;
-  // Turns that are captured into graphs use the same scratch: within one capture they are ordered by an event
-  // of that capture, between graphs, and graphs and turns outside, by last_use_.
-  EventHandle captured_use_ = nullptr;
-  StreamHandle captured_stream_ = nullptr;
-  uint64_t capture_ = 0;  // the last capture that used the scratch
-  bool capturing_ = false;
+  ScratchOrder order_;
   uint64_t noised_ = 0;               // calls so far: with the seed, what makes the noise equal on all ranks
   std::atomic<bool> parked_{false};   // set by the thread that aborts, perhaps while another one is enqueuing
-  std::vector<EventHandle> events_;   // for joining further streams
   StreamHandle transfers_ = nullptr;  // of our own, where passes overlap
   EventHandle ready_ = nullptr;       // what is to be moved next is in the scratch
   EventHandle moved_ = nullptr;

@@ -85,6 +85,7 @@ struct Pending {
   std::shared_ptr<Device> device;
   std::unique_ptr<Compressor> compressor;
   std::unique_ptr<Shadow> shadow;
+  std::unique_ptr<Messages> messages;
   Status ready;
   Meeting meeting;
   Verdict verdict;
@@ -105,11 +106,27 @@ std::unique_ptr<Communicator> makeState(Pending& p) {
   c->agreement.settings = settings();
   c->agreement.ranks = n.ranks;
   c->agreement.comm = p.verdict.reason;
-  c->agreement.floor_bytes = linkDefaults(settings(), p.verdict.nvlink).floor_bytes;
+  const LinkDefaults link = linkDefaults(settings(), p.verdict.nvlink);
+  c->agreement.floor_bytes = link.floor_bytes;
+  c->agreement.chunk_bytes = link.chunk_bytes;
   c->device = std::move(p.device);
   c->compressor = std::move(p.compressor);
   c->shadow = std::move(p.shadow);
+  c->messages = std::move(p.messages);
   return c;
+}
+
+bool sendsMessages(const Settings& s) {
+  return s.mode == Mode::kWire && (s.ops & static_cast<uint32_t>(OpBit::kSendRecv)) != 0;
+}
+
+// What Sends and Recvs need; no memory yet.
+Status makeMessages(Pending* p) {
+  const NewCommunicator& n = *p->communicator;
+  auto made = Messages::create(&n.real->api, p->device.get(), {*n.out, settings().format});
+  if (!made.ok()) return made.status();
+  p->messages = std::move(made).value();
+  return {};
 }
 
 // Asks NCCL for what only it knows of a child communicator.
@@ -138,6 +155,7 @@ Pending prepare(NewCommunicator& n) {
   if (!p.verdict.status.ok()) return p;
   if (p.verdict.reason == Reason::kCompressed)
     p.ready = makeCompressor(n, &p.device, &p.compressor, &p.shadow);
+  if (p.ready.ok() && p.compressor != nullptr && sendsMessages(s)) p.ready = makeMessages(&p);
   if (!meets(n)) return p;
   MemberRecord record;
   record.token = n.mark->token;
@@ -193,6 +211,9 @@ void useLink(Pending& p) {
   }
   if (p.compressor == nullptr) return;
   p.compressor->useChunks(link.chunk_bytes);
+  Agreement agreed;
+  agreed.chunk_bytes = link.chunk_bytes;
+  if (p.messages != nullptr) p.messages->useLimit(messageScratchLimit(agreed));
   if (settings().mode == Mode::kNoise) {
     p.verdict.note = "nothing is compressed: results of reductions get noise of one bf16 ulp";
     return;
@@ -324,6 +345,7 @@ ncclResult_t finishCommunicators(std::vector<NewCommunicator>& communicators, nc
     if (p.verdict.status.ok() && p.verdict.reason == Reason::kCompressed && !connected.ok())
       p.verdict.status = connected;
     if (!p.verdict.status.ok() || p.verdict.reason != Reason::kCompressed) {
+      p.messages.reset();
       p.compressor.reset();
       p.shadow.reset();
       p.device.reset();

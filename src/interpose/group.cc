@@ -150,13 +150,17 @@ bool buffersPresent(const Communicator& c, const QueuedCall& call) {
     case CollectiveOp::kBroadcast:
     case CollectiveOp::kScatter:
       return call.recv != nullptr && (call.send != nullptr || !root);
+    case CollectiveOp::kSend:
+      return call.send != nullptr;
+    case CollectiveOp::kRecv:
+      return call.recv != nullptr;
     default:
       return call.send != nullptr && call.recv != nullptr;
   }
 }
 
-// Whether every rank would find these arguments good: a root that does not exist is NCCL's to refuse.
-bool rootExists(const Communicator& c, const QueuedCall& call) {
+// A root or peer that does not exist is NCCL's to refuse.
+bool rankExists(const Communicator& c, const QueuedCall& call) {
   return call.peer >= 0 && static_cast<uint32_t>(call.peer) < c.ranks;
 }
 
@@ -192,7 +196,7 @@ ncclResult_t runMembers(std::vector<MemberTurn>& members) {
     streams.emplace_back();
     // NCCL joins all streams of a group before and after it.
     for (const QueuedCall& call : m.forwarded) streams.back().push_back(call.stream);
-    for (const QueuedCall& call : m.p2p) streams.back().push_back(call.stream);
+    for (const PointToPoint& p : m.p2p) streams.back().push_back(p.call.stream);
     CompressedTurn turn;
     turn.compressor = m.communicator->compressor.get();
     turn.calls = m.compressed;
@@ -279,13 +283,81 @@ std::string rangeText(const std::vector<MemberTurn>& members) {
                     : fmt::format("group of {} compressed calls, {}", calls, formatBytes(bytes));
 }
 
+bool isMessage(CollectiveOp op) { return op == CollectiveOp::kSend || op == CollectiveOp::kRecv; }
+
+// Runs what NCCL runs behind a group's collectives, in one real group: messages of which some are compressed,
+// or all exact.
+ncclResult_t runPointToPoint(std::vector<MemberTurn>& members) {
+  const bool any = std::any_of(members.begin(), members.end(), [](const MemberTurn& m) {
+    return std::any_of(m.p2p.begin(), m.p2p.end(), [](const PointToPoint& p) { return p.compressed; });
+  });
+  if (!any) {
+    return runForwarded(members, [](const MemberTurn& m) {
+      std::vector<QueuedCall> calls;
+      for (const PointToPoint& p : m.p2p) calls.push_back(p.call);
+      return calls;
+    });
+  }
+  std::vector<Communicator*> communicators;
+  std::vector<std::vector<Message>> messages;
+  std::vector<std::vector<StreamHandle>> streams;
+  std::vector<Messages::Turn> turns;
+  messages.reserve(members.size());
+  streams.reserve(members.size());
+  for (MemberTurn& m : members) {
+    communicators.push_back(m.communicator);
+    const NcclApi& api = m.communicator->real->api;
+    messages.emplace_back();
+    streams.emplace_back();
+    for (const QueuedCall& call : m.forwarded) streams.back().push_back(call.stream);
+    for (const CompressedCall& call : m.compressed) streams.back().push_back(call.stream);
+    for (const PointToPoint& p : m.p2p) {
+      Message& message = messages.back().emplace_back();
+      message.stream = p.call.stream;
+      if (!p.compressed) {
+        message.exact = [&api, &p] { return issue(api, p.call); };
+        continue;
+      }
+      message.send = p.call.op == CollectiveOp::kSend;
+      message.buffer = message.send ? const_cast<void*>(p.call.send) : p.call.recv;
+      message.count = p.call.count;
+      message.peer = p.call.peer;
+      (void)wireDataType(p.call.type, &message.type);
+    }
+    turns.push_back({m.communicator->messages.get(), messages.back(), streams.back(), {}});
+  }
+  const auto start = Clock::now();
+  std::string error;
+  ncclResult_t result;
+  {
+    TurnGate gate(communicators);
+    result = Messages::run(turns, gate, &error);
+  }
+  if (result != ncclSuccess) return error.empty() ? result : refuse(result, error);
+  const auto ns = static_cast<uint64_t>(std::chrono::nanoseconds(Clock::now() - start).count());
+  size_t calls = 0;
+  for (const MemberTurn& m : members) calls += m.p2p.size();
+  for (size_t k = 0; k < members.size(); ++k) {
+    for (size_t i = 0; i < members[k].p2p.size(); ++i) {
+      const PointToPoint& p = members[k].p2p[i];
+      if (!p.compressed) continue;
+      const CallStats& stats = turns[k].stats[i];
+      if (p.rows.size != nullptr) bump(p.rows.size->bytes_sent, stats.sent_bytes);
+      if (p.rows.kind == nullptr) continue;
+      bump(p.rows.kind->bytes_sent, stats.sent_bytes);
+      bump(p.rows.kind->launches, stats.launches);
+      bump(p.rows.kind->host_ns, ns / calls);
+    }
+  }
+  return ncclSuccess;
+}
+
 ncclResult_t runTurn(CliqueTurn& turn) {
   std::optional<nvtx::Range> range;
   if (nvtx::attached()) range.emplace(rangeText(turn.members));
   ncclResult_t result = runForwarded(turn.members, [](MemberTurn& m) -> auto& { return m.forwarded; });
   if (result == ncclSuccess) result = runMembers(turn.members);
-  if (result == ncclSuccess)
-    result = runForwarded(turn.members, [](MemberTurn& m) -> auto& { return m.p2p; });
+  if (result == ncclSuccess) result = runPointToPoint(turn.members);
   return result;
 }
 
@@ -431,8 +503,9 @@ ncclResult_t dataCall(Communicator& c, const QueuedCall& call) {
   const bool noise = reason == Reason::kCompressed && c.agreement.settings.mode == Mode::kNoise;
   const bool shadow = reason == Reason::kCompressed && c.shadow != nullptr;
   const CountedRows row = count(c, call, noise ? Reason::kNoise : shadow ? Reason::kShadow : reason);
-  const bool compress =
-      reason == Reason::kCompressed && !shadow && rootExists(c, call) && buffersPresent(c, call);
+  const bool message = isMessage(call.op);
+  const bool compress = reason == Reason::kCompressed && !shadow && rankExists(c, call) &&
+                        buffersPresent(c, call) && (!message || c.messages != nullptr);
   bool sampled = false;
   if (shadow && buffersPresent(c, call)) {
     const ncclResult_t kept = shadowBefore(c, compressedCall(call, kind, factor), &sampled);
@@ -453,6 +526,10 @@ ncclResult_t dataCall(Communicator& c, const QueuedCall& call) {
     }
     std::vector<MemberTurn> members(1);
     members[0].communicator = &c;
+    if (message) {
+      members[0].p2p.push_back({call, true, row});
+      return runPointToPoint(members);
+    }
     members[0].compressed.push_back(compressedCall(call, kind, factor));
     members[0].rows.push_back(row);
     return runMembers(members);
@@ -464,11 +541,11 @@ ncclResult_t dataCall(Communicator& c, const QueuedCall& call) {
     queue.shadowed.push_back(&c);
   if (discardedByNccl(call) || passesAtOnce(queue, c)) return forward(c.real->api, call);
   MemberTurn& turn = turnOf(queue, c);
-  if (compress) {
+  if (compress && !message) {
     turn.compressed.push_back(compressedCall(call, kind, factor));
     turn.rows.push_back(row);
   } else if (isPointToPoint(call.op)) {
-    turn.p2p.push_back(call);
+    turn.p2p.push_back({call, compress, row});
   } else {
     turn.forwarded.push_back(call);
   }

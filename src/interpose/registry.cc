@@ -182,6 +182,7 @@ void Registry::park(std::unique_ptr<Communicator> c) {
   if (c == nullptr) return;
   if (c->compressor != nullptr) c->compressor->park();
   if (c->shadow != nullptr) c->shadow->park();
+  if (c->messages != nullptr) c->messages->park();
   std::lock_guard lock(mutex_);
   parked_.push_back(std::move(c));
 }

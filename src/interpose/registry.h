@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "collective/compressor.h"
+#include "collective/messages.h"
 #include "collective/shadow.h"
 #include "interpose/meeting.h"
 #include "interpose/resolver.h"
@@ -47,6 +48,7 @@ struct Communicator {
   // One of the two is set if and only if agreement.comm is kCompressed.
   std::unique_ptr<Compressor> compressor;
   std::unique_ptr<Shadow> shadow;
+  std::unique_ptr<Messages> messages;  // beside a compressor, where Sends and Recvs may be compressed
   RunLogCommunicator* log = nullptr;
   RunLogRow* last_row = nullptr;  // of its log
 

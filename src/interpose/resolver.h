@@ -30,8 +30,8 @@ struct RealNccl {
 // loaded yet.
 Result<RealNccl> resolveNccl(const std::string& path);
 
-// The load address of the NCCL that resolveNccl would take, of those that are loaded now and are found without
-// a look into every object; null for none. Loads nothing; `path` may be null.
+// The load address of the NCCL that resolveNccl would take, of those that are loaded now and are found
+// without a look into every object; null for none. Loads nothing; `path` may be null.
 const void* loadedNccl(const char* path);
 
 // The load address and path of the library of NCCL's own (by its file's name) that holds `address`; null if

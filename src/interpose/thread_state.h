@@ -34,13 +34,20 @@ struct CountedRows {
   RunLogSize* size = nullptr;  // only while the meter is on
 };
 
+// A call that NCCL runs behind a group's collectives.
+struct PointToPoint {
+  QueuedCall call;
+  bool compressed = false;  // a Send or Recv
+  CountedRows rows;
+};
+
 // A communicator's part of a group: what runs at its turn when the outermost group ends.
 struct MemberTurn {
   Communicator* communicator = nullptr;
   std::vector<QueuedCall> forwarded;  // collectives that are not compressed
   std::vector<CompressedCall> compressed;
   std::vector<CountedRows> rows;  // of the compressed calls
-  std::vector<QueuedCall> p2p;
+  std::vector<PointToPoint> p2p;
 };
 
 // Communicators of this process that are members of one clique take their turn together, as in NCCL.

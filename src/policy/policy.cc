@@ -30,6 +30,9 @@ bool wishOf(CollectiveOp op, Wish* wish) {
       return *wish = {OpBit::kGather, OpBit::kGatherFp32}, true;
     case CollectiveOp::kScatter:
       return *wish = {OpBit::kScatter, OpBit::kScatterFp32}, true;
+    case CollectiveOp::kSend:
+    case CollectiveOp::kRecv:
+      return *wish = {OpBit::kSendRecv, OpBit::kSendRecvFp32}, true;
     default:
       return false;
   }
@@ -79,6 +82,8 @@ const char* reasonText(Reason reason) {
       return "with noise of one bf16 ulp added";
     case Reason::kShadow:
       return "would be compressed, in the shadow";
+    case Reason::kMessageTooLarge:
+      return "a message larger than --chunk-bytes";
     case Reason::kCount:
       break;
   }
@@ -165,6 +170,8 @@ ncclDataType_t ncclDataType(DataType type) {
   return ncclFloat32;
 }
 
+uint64_t messageScratchLimit(const Agreement& agreement) { return 4 * agreement.chunk_bytes; }
+
 bool reducesData(CollectiveOp op) {
   return op == CollectiveOp::kAllReduce || op == CollectiveOp::kReduceScatter || op == CollectiveOp::kReduce;
 }
@@ -192,6 +199,9 @@ Reason decideCall(const Agreement& agreement, const CallShape& call) {
   if (call.count == 0) return Reason::kEmpty;
   if (messageBytes(call.op, call.type, call.count, agreement.ranks) < agreement.floor_bytes)
     return Reason::kBelowFloor;
+  const bool message = call.op == CollectiveOp::kSend || call.op == CollectiveOp::kRecv;
+  if (message && call.count * ncclTypeBytes(call.type) > agreement.chunk_bytes)
+    return Reason::kMessageTooLarge;
   // A graph would replay the same noise, and its samples would never be read.
   if (call.capturing && (noise || shadow)) return Reason::kCapturing;
   return Reason::kCompressed;

@@ -46,6 +46,7 @@ enum class Reason : uint8_t {
   kFp32Moved,          // fp32 that is moved, not summed: needs --ops NAME-fp32
   kNoise,              // exact, with noise added to the result
   kShadow,             // exact; would be compressed
+  kMessageTooLarge,    // a Send or Recv whose packet the scratch of messages could not hold
   kCount
 };
 
@@ -74,6 +75,7 @@ struct Agreement {
   uint32_t ranks = 0;
   Reason comm = Reason::kModeOff;                 // kCompressed if the communicator compresses at all
   uint64_t floor_bytes = kOtherLink.floor_bytes;  // smaller messages stay exact
+  uint64_t chunk_bytes = kOtherLink.chunk_bytes;
 };
 
 // The reduction operator's class; created operators are PreMulSum.
@@ -92,6 +94,10 @@ inline constexpr uint32_t kMaxFlatRanks = 32;
 
 // Whether a communicator compresses, from values every member knows before they meet.
 Reason decideCommunicator(const Settings& settings, uint32_t ranks);
+
+// Bytes of packets of Sends and Recvs that may be in flight in one group. Larger messages than a chunk stay
+// exact: both ends know that from what was agreed.
+uint64_t messageScratchLimit(const Agreement& agreement);
 
 // Whether an operation sums: the others move data.
 bool reducesData(CollectiveOp op);

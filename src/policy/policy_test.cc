@@ -130,7 +130,7 @@ TEST(Policy, CallsByShape) {
   EXPECT_EQ(decide(Op::kAllReduce, ncclBfloat16, RedOpKind::kSum, 0), Reason::kEmpty);
   EXPECT_EQ(decide(Op::kAllReduce, ncclBfloat16, RedOpKind::kSum, big, true), Reason::kCompressed);
   EXPECT_EQ(decide(Op::kAllGather, ncclBfloat16, RedOpKind::kNone, big), Reason::kOpNotAsked);
-  EXPECT_EQ(decide(Op::kSend, ncclBfloat16, RedOpKind::kNone, big), Reason::kOpNotSupported);
+  EXPECT_EQ(decide(Op::kSend, ncclBfloat16, RedOpKind::kNone, big), Reason::kOpNotAsked);
 
   const Agreement gather = agreement(4, {{"HALFWIRE_OPS", "allgather"}});
   EXPECT_EQ(decideCall(gather, {Op::kAllGather, ncclBfloat16, RedOpKind::kNone, big}), Reason::kCompressed);
@@ -142,11 +142,9 @@ TEST(Policy, CallsByShape) {
 
 TEST(Policy, WhatMovesDataIsAskedForByNameAndItsFp32ByAnother) {
   using Op = CollectiveOp;
-  const std::pair<Op, std::string> moves[] = {{Op::kAllGather, "allgather"},
-                                              {Op::kBroadcast, "broadcast"},
-                                              {Op::kAlltoAll, "alltoall"},
-                                              {Op::kGather, "gather"},
-                                              {Op::kScatter, "scatter"}};
+  const std::pair<Op, std::string> moves[] = {{Op::kAllGather, "allgather"}, {Op::kBroadcast, "broadcast"},
+                                              {Op::kAlltoAll, "alltoall"},   {Op::kGather, "gather"},
+                                              {Op::kScatter, "scatter"},     {Op::kSend, "sendrecv"}};
   const uint64_t big = 4u << 20;
   for (const auto& [op, name] : moves) {
     EXPECT_EQ(decideCall(agreement(4), {op, ncclBfloat16, RedOpKind::kNone, big}), Reason::kOpNotAsked)

@@ -33,7 +33,9 @@ constexpr OpName kOpNames[] = {{"allreduce", OpBit::kAllReduce},
                                {"gather", OpBit::kGather},
                                {"gather-fp32", OpBit::kGatherFp32, bits(OpBit::kGather)},
                                {"scatter", OpBit::kScatter},
-                               {"scatter-fp32", OpBit::kScatterFp32, bits(OpBit::kScatter)}};
+                               {"scatter-fp32", OpBit::kScatterFp32, bits(OpBit::kScatter)},
+                               {"sendrecv", OpBit::kSendRecv},
+                               {"sendrecv-fp32", OpBit::kSendRecvFp32, bits(OpBit::kSendRecv)}};
 
 Status parseOps(std::string_view text, uint32_t* ops) {
   *ops = 0;
@@ -51,7 +53,7 @@ Status parseOps(std::string_view text, uint32_t* ops) {
     if (!known) {
       return invalid("HALFWIRE_OPS", text,
                      "a list of allreduce, reducescatter, reduce, allgather, broadcast, alltoall, gather, "
-                     "scatter; NAME-fp32 for fp32 in the last five");
+                     "scatter, sendrecv; NAME-fp32 for fp32 in the last six");
     }
   }
   return {};

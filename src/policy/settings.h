@@ -38,6 +38,8 @@ enum class OpBit : uint32_t {
   kGatherFp32 = 1u << 10,
   kScatter = 1u << 11,
   kScatterFp32 = 1u << 12,
+  kSendRecv = 1u << 13,
+  kSendRecvFp32 = 1u << 14,
 };
 
 enum class CommScope : uint8_t {
@@ -80,11 +82,11 @@ struct Settings {
 // and what it may hold. Variables: HALFWIRE_MODE off|meter|wire|noise (meter: off with HALFWIRE_METER on),
 // HALFWIRE_SEED, HALFWIRE_SHADOW_FORMATS (element formats), HALFWIRE_SHADOW_EVERY, HALFWIRE_SHADOW_BYTES,
 // HALFWIRE_FORMAT e4m3|e5m2|int8, HALFWIRE_BLOCK 32|64|128|256, HALFWIRE_SCALE fp32|e8m0, HALFWIRE_OPS
-// allreduce,reducescatter,reduce,allgather,broadcast,alltoall,gather,scatter and NAME-fp32, HALFWIRE_COMMS
-// world|all|size:N, HALFWIRE_MIN_BYTES, HALFWIRE_CHUNK_BYTES, HALFWIRE_OVERLAP auto|on|off, HALFWIRE_METER
-// on|off, HALFWIRE_METER_EVERY, HALFWIRE_HANDLES on|off, HALFWIRE_LOG_DIR, HALFWIRE_ADDRESS, HALFWIRE_NCCL,
-// HALFWIRE_MEETING_TIMEOUT (seconds). The job's size comes from WORLD_SIZE, OMPI_COMM_WORLD_SIZE, PMI_SIZE or
-// SLURM_NTASKS, the first that is set.
+// allreduce,reducescatter,reduce,allgather,broadcast,alltoall,gather,scatter,sendrecv and NAME-fp32,
+// HALFWIRE_COMMS world|all|size:N, HALFWIRE_MIN_BYTES, HALFWIRE_CHUNK_BYTES, HALFWIRE_OVERLAP auto|on|off,
+// HALFWIRE_METER on|off, HALFWIRE_METER_EVERY, HALFWIRE_HANDLES on|off, HALFWIRE_LOG_DIR, HALFWIRE_ADDRESS,
+// HALFWIRE_NCCL, HALFWIRE_MEETING_TIMEOUT (seconds). The job's size comes from WORLD_SIZE,
+// OMPI_COMM_WORLD_SIZE, PMI_SIZE or SLURM_NTASKS, the first that is set.
 Result<Settings> readSettings(const std::function<const char*(const char*)>& lookup);
 
 // Equal on two ranks exactly if they would take the same decisions: a digest of every field but the paths,

@@ -33,6 +33,8 @@ INSTANTIATE_TEST_SUITE_P(
         Variant{"Compressing", compressing()}, Variant{"Passing", passing()},
         Variant{"CompressingDelayed", with(compressing(), {{"HALFWIRE_HOST_DELAY_US", "1500"}})},
         Variant{"CompressingSmallChunks", with(compressing(), {{"HALFWIRE_CHUNK_BYTES", "2KiB"}})},
+        Variant{"CompressingMessages",
+                with(compressing(), {{"HALFWIRE_OPS", "allreduce,reducescatter,sendrecv-fp32"}})},
         Variant{"CompressingOneQueue", with(compressing(), {{"HALFWIRE_HOST_HW_QUEUES", "1"}})},
         Variant{"Off", {{"HALFWIRE_MODE", "off"}}}),
     [](const auto& info) { return std::string(info.param.name); });
@@ -156,14 +158,15 @@ RANK_PROGRAM(SendInGroupWithCollective) {
 
 TEST_P(GroupPrograms, SendInGroupWithCollective) { runs("SendInGroupWithCollective", 2); }
 
-// Rank 0: group{AllToAll, AllReduce}; the others: AllReduce; AlltoAll. NCCL makes AlltoAll of sends and receives, which a
-// group runs behind its collectives.
+// Rank 0: group{AllToAll, AllReduce}; the others: AllReduce; AlltoAll. NCCL makes AlltoAll of sends and
+// receives, which a group runs behind its collectives.
 RANK_PROGRAM(AlltoAllBehindCollectives) {
   const ncclComm_t comm = makeWorld(rank);
   const Stream stream;
   const int w = rank.ranks(), me = rank.rank();
   const size_t part = 1100;
-  Buffer in(ncclBfloat16, part * w), out(ncclBfloat16, part * w), sum_in(ncclBfloat16, 5000), sum(ncclBfloat16, 5000);
+  Buffer in(ncclBfloat16, part * w), out(ncclBfloat16, part * w), sum_in(ncclBfloat16, 5000),
+      sum(ncclBfloat16, 5000);
   in.fill(me + 1);
   sum_in.fill(me + 1);
   for (int round = 0; round < kRounds; ++round) {
@@ -183,14 +186,15 @@ RANK_PROGRAM(AlltoAllBehindCollectives) {
 
 TEST_P(GroupPrograms, AlltoAllBehindCollectives) { runs("AlltoAllBehindCollectives", 3); }
 
-// Rank 0: group{AllReduce(A) of nothing, AllReduce(B), AllReduce(A)}; the others: AllReduce(B); AllReduce(A). A call
-// without elements gives its communicator no place in the order of the group.
+// Rank 0: group{AllReduce(A) of nothing, AllReduce(B), AllReduce(A)}; the others: AllReduce(B); AllReduce(A).
+// A call without elements gives its communicator no place in the order of the group.
 RANK_PROGRAM(EmptyCallFirst) {
   const ncclComm_t a = makeWorld(rank);
   const ncclComm_t b = makeWorld(rank);
   const Stream stream;
   const int w = rank.ranks();
-  Buffer a_in(ncclBfloat16, 3000), a_out(ncclBfloat16, 3000), b_in(ncclBfloat16, 5000), b_out(ncclBfloat16, 5000);
+  Buffer a_in(ncclBfloat16, 3000), a_out(ncclBfloat16, 3000), b_in(ncclBfloat16, 5000),
+      b_out(ncclBfloat16, 5000);
   a_in.fill(rank.rank() + 1);
   b_in.fill(2 * (rank.rank() + 1));
   for (int round = 0; round < kRounds; ++round) {
