@@ -7,8 +7,12 @@
 
 It hooks the optimizer's step and changes nothing: no random number is drawn, no tensor of the program is written, no
 collective is called, and on a GPU nothing waits. Results stay on the device, are copied to pinned memory beside the
-program's own work, and are written one step or a few later. An error inside the recorder ends the recording with a
+program's own work, and are written later, some steps at once. An error inside the recorder ends the recording with a
 warning, never the training.
+
+What it costs is the time of the host, and there the calls into torch, far more than the kernels they start. So an ordinary
+step makes one for its loss and one for its batch, both copies: programs may write over either as soon as they have them back.
+Hashing, sending and writing are done once for all the steps of a block.
 
 Torch is imported when a recorder is attached, not before.
 """
@@ -35,7 +39,14 @@ _COLUMNS = 4096
 _MASK = (1 << 64) - 1
 _MIX = 0x9E3779B97F4A7C15
 _SCALARS = 3  # loss, loss scale, found_inf
-_MAX_PENDING = 8  # steps whose results may be on their way before the oldest is waited for
+_MAX_STEPS = 32  # in a block: what a killed run may lose beside what is on its way
+_MAX_PENDING = 8  # blocks whose results may be on their way before the oldest is waited for
+_HASHES = 512  # of batches, in a block
+_BATCH_BYTES = 64 << 10  # larger batches are hashed where they are, one by one
+_RING_BYTES = 1 << 20  # of batches of one shape in a block, before another ring is begun
+_RINGS_BYTES = 16 << 20  # all rings together
+_RING_COUNT = 64
+_RING_SHAPES = 4  # in one block
 
 torch = None
 
@@ -75,6 +86,18 @@ def _local(tensor):
     return getattr(tensor, "_local_tensor", tensor)
 
 
+def _bits(size):
+    """The integer type of so many bytes."""
+    return {1: torch.uint8, 2: torch.int16, 4: torch.int32}.get(size, torch.int64)
+
+
+def _put(slot, value):
+    """A tensor of one element into a place for one, in one call where it can be."""
+    if value.requires_grad:
+        value = value.detach()
+    slot.copy_(value if value.dim() == 0 else value.reshape(()), non_blocking=True)
+
+
 def _plain_name(name):
     for part in ("module.", "_orig_mod.", "_fsdp_wrapped_module.", "_checkpoint_wrapped_module."):
         name = name.replace(part, "")
@@ -98,103 +121,177 @@ def _library():
     return result
 
 
+class _Buffer:
+    """A segment's values in one piece: as words to hash, as numbers, and as a view for each tensor."""
+
+    def __init__(self, segment, size):
+        raw = torch.zeros(segment.rows * segment.columns * 4, dtype=torch.uint8, device=segment.device)
+        self.words = raw.view(torch.int32).view(segment.rows, segment.columns)
+        self.flat = raw.view(segment.dtype)[:segment.elements]
+        self.bits = self.flat.view(_bits(size))
+        self.parts = [part.view(shape) for part, shape in zip(self.flat.split(segment.counts), segment.shapes)]
+
+
 class _Segment:
     """The sampled tensors of one group and one type, laid out one behind the other."""
 
     def __init__(self, group, dtype, device):
         self.group, self.dtype, self.device = group, dtype, device
-        self.params, self.counts = [], []
-        self.addresses, self.views = None, None
+        self.params, self.counts, self.shapes, self.cut = [], [], [], []
 
     def add(self, param, count):
+        local = _local(param)
+        if count != local.numel():
+            self.cut.append((len(self.params), count))
+        self.shapes.append(local.shape if count == local.numel() else (count,))
         self.params.append(param)
         self.counts.append(count)
 
-    def allocate(self):
+    def allocate(self, position):
+        self.at = [position[id(p)] for p in self.params]
+        self.plain = all(_local(p) is p for p in self.params)
         self.elements = sum(self.counts)
         size = torch.empty((), dtype=self.dtype).element_size()
         words = -(-self.elements * size // 4)
         # Few columns for a small sample, so that padding never outweighs what it pads.
         self.columns = min(_COLUMNS, max(64, 1 << (max(words, 1) - 1).bit_length() // 2))
         self.rows = -(-words // self.columns)
-        self.before, self.after, self.grad = self._buffer(size), self._buffer(size), self._buffer(size)
-        self.moved = None  # elements with a gradient that is not zero
-        self.size = size
-
-    def _buffer(self, size):
-        raw = torch.zeros(self.rows * self.columns * 4, dtype=torch.uint8, device=self.device)
-        return raw.view(torch.int32).view(self.rows, self.columns), raw.view(self.dtype)[:self.elements]
+        self.before, self.after, self.grad = (_Buffer(self, size) for _ in range(3))
+        self.wide = self.dtype in (torch.float32, torch.float64)
 
     def values(self):
-        """Flat views of the parameters, made again where one has moved: 100 views cost as much as the rest."""
-        addresses = [_local(p).data_ptr() for p in self.params]
-        if addresses != self.addresses:
-            self.addresses = addresses
-            flat = [_local(p).detach() for p in self.params]
-            # A view of what is not contiguous would be a copy that does not follow its parameter.
-            self.views = [t.view(-1)[:n] for t, n in zip(flat, self.counts)] if all(t.is_contiguous() for t in flat) else None
-        return self.views if self.views is not None else [_local(p).detach() for p in self.params]
+        return self.params if self.plain else [_local(p) for p in self.params]
 
     def gather(self, buffer, tensors):
-        parts = []
+        """Copies the tensors into the buffer, each in the order of its indices; None is zeros. Called without autograd."""
+        if self.cut:
+            tensors = list(tensors)
+            for i, count in self.cut:
+                if tensors[i] is not None:
+                    tensors[i] = tensors[i].reshape(-1)[:count]
+        present = [t for t in tensors if t is not None]
+        counts = self.counts
+        if hasattr(torch, "_foreach_copy_"):
+            parts = buffer.parts
+            if len(present) != len(tensors):
+                torch._foreach_zero_([part for part, t in zip(parts, tensors) if t is None])
+                counts = [n for n, t in zip(counts, tensors) if t is not None]
+                parts = [part for part, t in zip(parts, tensors) if t is not None]
+            try:
+                if [t.numel() for t in present] == counts:
+                    return self._copy(parts, present)
+            except RuntimeError:  # a parameter has another shape than when recording began
+                pass
+        pieces = []
         for tensor, count in zip(tensors, self.counts):
-            flat = tensor.reshape(-1)
-            parts.append(flat if flat.numel() == count else flat[:count])
-        torch.cat(parts, out=buffer[1])
+            flat = torch.zeros(count, dtype=self.dtype, device=self.device) if tensor is None else tensor.reshape(-1)
+            pieces.append(flat if flat.numel() == count else flat[:count])
+        torch.cat(pieces, out=buffer.flat)
+
+    @staticmethod
+    def _copy(parts, tensors):
+        # One tensor laid out in another way would slow down all that are copied with it.
+        apart = [i for i, t in enumerate(tensors) if not t.is_contiguous()]
+        if apart:
+            for i in apart:
+                parts[i].copy_(tensors[i])
+            apart = set(apart)
+            rest = [i for i in range(len(parts)) if i not in apart]
+            parts, tensors = [parts[i] for i in rest], [tensors[i] for i in rest]
+        if tensors:
+            torch._foreach_copy_(parts, tensors)
 
 
-class _Slots:
-    """Where the results of one step land: one block of bytes on the device and its copy on the host."""
+class _Ring:
+    """Batches of one shape and type, copied in one behind the other and hashed all at once."""
 
-    def __init__(self, device, params, segments, groups):
+    def __init__(self, key, size, device):
+        shape, dtype = key
+        self.key, self.count = key, max(1, min(_RING_COUNT, _RING_BYTES // size))
+        self.bytes = self.count * size
+        store = torch.empty((self.count, *shape), dtype=dtype, device=device)
+        self.words = store.view(self.count, -1)
+        if dtype == torch.bool:
+            self.words = self.words.view(torch.uint8)
+        self.words = self.words.view(_bits(self.words.element_size()))
+        self.places = store.unbind()
+        self.used = self.base = 0  # how many are in, and where their hashes go
+
+
+class _Block:
+    """Where the results of some steps land: bytes on the device and their copy on the host. Each step has a row of
+    scalars; only the last may be one in detail, and has the rest."""
+
+    def __init__(self, device, rows, params, segments, groups):
+        self.capacity, self.params, self.segments = rows, params, segments
+        self.width = _SCALARS + groups
+        self.apart = 3 * segments  # ints: three for each segment, then of each step: tied weights, batches beyond the hashes
+        self.rest = self.apart + rows
+        self.hashes = self.rest + rows
+        self.tail = rows * self.width  # floats: the rows, then two for each segment, then norms before and after clipping
+        self.norms = self.tail + 2 * segments
         # Eight-byte values first, so that every view is aligned.
-        self.f64, self.i64, self.f32 = segments, 3 * segments + 2, 2 * params + 3 * segments + _SCALARS + groups
-        total = 8 * (self.f64 + self.i64) + 4 * self.f32
-        self.device = torch.zeros(total, dtype=torch.uint8, device=device)
+        f64, i64, f32 = segments, self.hashes + _HASHES, self.norms + 2 * params
+        a, b = 8 * f64, 8 * (f64 + i64)
+        self.device = torch.zeros(b + 4 * f32, dtype=torch.uint8, device=device)
         cuda = device.type == "cuda"
-        self.host = torch.zeros(total, dtype=torch.uint8, pin_memory=True) if cuda else self.device
+        self.host = torch.zeros(b + 4 * f32, dtype=torch.uint8, pin_memory=True, device="cpu") if cuda else self.device
         self.event = torch.cuda.Event() if cuda else None
-        a, b = 8 * self.f64, 8 * (self.f64 + self.i64)
-        self.on_device = [self.device[:a].view(torch.float64), self.device[a:b].view(torch.int64),
-                          self.device[b:].view(torch.float32)]
-        self.on_host = [self.host[:a].view(torch.float64), self.host[a:b].view(torch.int64),
-                        self.host[b:].view(torch.float32)]
+
+        def views(memory):
+            return memory[:a].view(torch.float64), memory[a:b].view(torch.int64), memory[b:].view(torch.float32)
+
+        f64, self.ints, f32 = views(self.device)
+        self.on_host = views(self.host)
+        self.scalars_on_host = self.on_host[2][:self.tail]
         # Views of single values, made once: making them costs more than the kernels that fill them.
-        self.sums = [self.on_device[0][i] for i in range(self.f64)]
-        self.ints = [self.on_device[1][i] for i in range(self.i64)]
-        self.params = params
-        self.scalars = _SCALARS + groups  # first, then three for each segment, then norms
-        self.norms = self.scalars + 3 * segments
-        self.floats = [self.on_device[2][i] for i in range(self.norms)]
+        self.sums = f64.unbind()
+        self.of_segments = self.ints[:self.apart].unbind()
+        self.rows = [row.unbind() for row in f32[:self.tail].view(rows, self.width).unbind()]
+        self.lengths = f32[self.tail:self.norms].unbind()
+        self.norm_region = f32[self.norms:]
+        self.norm_slots = self.norm_region.unbind()
+        self.clear()
+
+    def clear(self):
+        self.steps = []
+        self.open, self.rings = {}, []  # by shape, those that take more; all
+        self.taken = 0  # hashes spoken for
 
     def send(self):
         if self.event is not None:
             self.host.copy_(self.device, non_blocking=True)
-            self.event.record()
+            self.event.record(torch.cuda.current_stream(self.device.device))
 
     def ready(self):
         return self.event is None or self.event.query()
+
+    def wait(self):
+        self.event.synchronize()
 
 
 class _Step:
     """One step on its way into the file."""
 
-    def __init__(self, index, slots):
-        self.index, self.slots = index, slots
-        self.losses = self.batches = self.samples = 0
-        self.loss_value = None  # a loss that was a plain number
-        self.batch_value = 0
-        self.lrs = None
-        self.detail = self.updated = self.before_clip = False
-        self.counts = self.counts_before = None
-        self.scale = self.scale_on_device = None
-        self.grad_scaled = self.found_inf = self.skipped = None
-        self.overflowed = False
-        self.nonfinite = None
-        self.rng = None
-        self.apart = None
-        self.apart_on_device = False
-        self.state_dtype = None
+    losses = batches = samples = 0
+    loss_value = None  # a loss that was a plain number
+    batch_value = 0  # of tensors on the host
+    entries = ()  # hashes of tensors on the device, in order
+    beyond = 0  # how many more are in one number, because the block's hashes were all taken
+    lrs = None
+    detail = updated = before_clip = False
+    counts = counts_before = None
+    scale = None
+    scale_on_device = overflowed = apart_on_device = False
+    grad_scaled = found_inf = skipped = None
+    nonfinite = None
+    rng = None
+    apart = None
+    state_dtype = None
+
+    def __init__(self, index, block):
+        self.index, self.block, self.row = index, block, len(block.steps)
+        self.slots = block.rows[self.row]
 
 
 _observers = weakref.WeakSet()
@@ -257,7 +354,8 @@ class Recorder:
         seed, warmup     for the header
         step             number of the first step; above 0 on a resumed run
         dense, every     norms of gradients, all that is said of the sample, and random states: at the
-                         first `dense` steps, then at steps that `every` divides. lr, loss, scale, batch: at every step
+                         first `dense` steps, then at steps that `every` divides. lr, loss, scale, batch: at every
+                         step. Lines are written with those of the next such step, 32 at most at once, and by close()
         sample_bytes     upper bound of the sample, at most 64 MiB
         samples_per_step of all ranks together; otherwise from the first dimension of what batch() was given
         rank, world_size where torch.distributed and the environment do not say
@@ -280,7 +378,7 @@ class Recorder:
         self._samples = (samples_per_step or 0) * step
         self._count_samples = samples_per_step is not None or step == 0
         self._params = [[p for p in g["params"]] for g in optimizer.param_groups]
-        every_param = [p for group in self._params for p in group]
+        every_param = self._every_param = [p for group in self._params for p in group]
         if not every_param:
             raise ValueError("the optimizer has no parameters")
         devices = {_local(p).device for p in every_param}
@@ -294,19 +392,26 @@ class Recorder:
         self._choose_sample(sample_bytes)
         self._find_ties(model)
         self._free = []
-        self._current = self._held = None
+        self._block = self._current = self._held = None
+        self._block_steps = min(_MAX_STEPS, every)
+        self._shapes, self._spare, self._ring_bytes = {}, {}, 0
+        self._writing = False
+        self._hashes_on_host = True  # batches that are there
+        self._encode = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
         self._loss_after = False
         self._pending = collections.deque()
         self._weights = {}
         self._state_dtype = None
         self._norm_takes_dtype = True
-        self._rng = self._random_state() if self._in_detail(step) else None
+        self._norm_dtype = torch.float64 if any(p.dtype == torch.float64 for p in every_param) else torch.float32
+        self._detailed = self._in_detail(step)  # the step that is being computed or comes next
+        self._rng = self._random_state() if self._detailed else None
         self._stepped = False
         self._pid = os.getpid()
 
         self._open(path)
         try:
-            self._write(self._header(model, seed, warmup, sharded, reduced, tied_expected, dropout))
+            self._write([self._header(model, seed, warmup, sharded, reduced, tied_expected, dropout)])
         except BaseException:
             os.close(self._fd)
             raise
@@ -320,59 +425,83 @@ class Recorder:
 
     # What the program calls.
 
-    @_guarded
+    # What is called at every step has its guard inside and few calls: in the middle of a training step none of this is in
+    # the processor's caches, and a call of Python costs ten times what it does in a loop.
+
     def loss(self, value):
         """The loss of one micro-batch, a tensor of one element or a number. Called between forward and
         optimizer.step(); a program that calls it after its first optimizer.step() is followed in that."""
-        step = self._held if self._loss_after and self._held is not None else self._now()
-        if isinstance(value, torch.Tensor):
-            value = _local(value.detach()).reshape(())
-            slot = step.slots.floats[0]
-            if step.losses == 0:
-                slot.copy_(value, non_blocking=True)
-            else:
-                slot.add_(value.to(slot.device, non_blocking=True))
-        else:
-            step.loss_value = (step.loss_value or 0.0) + float(value)
-        step.losses += 1
-
-    @_guarded
-    def batch(self, *tensors, samples=None):
-        """The tensors of one micro-batch, hashed where they are: pass those of the host if both exist."""
-        step = self._now()
-        for t in tensors:
-            t = _local(t.detach())
-            if t.device.type == "cpu":
-                data = t.contiguous().reshape(-1).view(torch.uint8).numpy()
-                step.batch_value = _join(step.batch_value, zlib.crc32(data) << 32 | zlib.adler32(data))
-            else:
-                slot = step.slots.ints[3 * len(self._segments)]
-                if step.batches & 1 == 0:
-                    self._hash_of(t, out=slot)
+        if self._closed:
+            return
+        try:
+            step = self._held if self._loss_after and self._held is not None else self._current or self._now()
+            if isinstance(value, torch.Tensor):
+                slot = step.slots[0]
+                value = getattr(value, "_local_tensor", value).detach()
+                if value.dim():
+                    value = value.reshape(())
+                if step.losses == 0:
+                    slot.copy_(value, non_blocking=True)
                 else:
-                    slot.mul_(_signed(_MIX)).add_(self._hash_of(t))
-                step.batches |= 1
-        step.batches |= 2
-        step.samples += samples if samples is not None else (len(tensors[0]) if tensors and tensors[0].dim() else 0)
+                    slot.add_(value if value.device == slot.device else value.to(slot.device, non_blocking=True))
+            else:
+                step.loss_value = (step.loss_value or 0.0) + float(value)
+            step.losses += 1
+        except Exception as e:  # noqa: BLE001
+            self._give_up(e)
+
+    def batch(self, *tensors, samples=None):
+        """The tensors of one micro-batch: pass those of the host if both exist. They may be written over afterwards."""
+        if self._closed:
+            return
+        try:
+            step = self._current or self._now()
+            for t in tensors:
+                t = getattr(t, "_local_tensor", t)
+                if t.requires_grad:
+                    t = t.detach()
+                if t.is_cpu and self._hashes_on_host:
+                    data = t.contiguous().reshape(-1).view(torch.uint8).numpy()
+                    step.batch_value = _join(step.batch_value, zlib.crc32(data) << 32 | zlib.adler32(data))
+                    continue
+                ring = step.block.open.get((t.shape, t.dtype))
+                if ring is None or step.beyond:
+                    self._take(step, t)
+                    continue
+                at = ring.used
+                ring.places[at].copy_(t, non_blocking=True)
+                step.entries = (*step.entries, ring.base + at)
+                ring.used = at + 1
+                if at + 1 == ring.count:
+                    del step.block.open[ring.key]
+            step.batches = True
+            if samples is None and tensors:
+                shape = tensors[0].shape
+                samples = shape[0] if shape else 0
+            step.samples += samples or 0
+        except Exception as e:  # noqa: BLE001
+            self._give_up(e)
 
     @_guarded
     def before_clip(self):
         """Only for programs that clip with code of their own: called once the gradients are ready, before they
         are clipped. torch.nn.utils.clip_grad_norm_ and its kin are seen without it."""
+        if not self._detailed:
+            return
         step = self._now()
-        if step.before_clip or not self._in_detail(step.index):
+        if step.before_clip:
             return
         step.before_clip = True
-        grads, step.counts_before = self._gradients()
-        self._norms(grads, step.slots, step.slots.norms + step.slots.params)
+        with torch.no_grad():
+            grads, step.counts_before = self._gradients(self._raw_gradients())
+            self._norms(grads, step.block, step.block.params)
 
     def close(self):
         """Writes what is under way. Called at exit if not before."""
         if self._closed or os.getpid() != self._pid:
             return
         try:
-            self._finish_held()
-            self._drain(wait=True)
+            self._write_all()
         except Exception as e:  # noqa: BLE001
             self._give_up(e)
         self._end()
@@ -430,8 +559,9 @@ class Recorder:
             key = (g, _local(p).dtype)
             segments.setdefault(key, _Segment(g, key[1], self._device)).add(p, count)
         self._segments = [segments[key] for key in sorted(segments, key=str)]
+        position = {id(p): i for i, p in enumerate(self._every_param)}
         for s in self._segments:
-            s.allocate()
+            s.allocate(position)
 
     def _find_ties(self, model):
         self._ties, owners = [], {}
@@ -509,8 +639,7 @@ class Recorder:
         optimizer = self._optimizer
         self._handles = []
         if hasattr(optimizer, "register_step_pre_hook"):
-            self._handles = [optimizer.register_step_pre_hook(lambda *_: self._before()),
-                             optimizer.register_step_post_hook(lambda *_: self._after())]
+            self._handles = [optimizer.register_step_pre_hook(self._before), optimizer.register_step_post_hook(self._after)]
         else:  # torch before 2.0
             plain = optimizer.step
 
@@ -542,138 +671,228 @@ class Recorder:
 
     def _now(self):
         """The step that is being computed; begins one where none is."""
-        if self._current is None:
-            self._finish_held()
-            self._drain(wait=False)
-            self._current = _Step(self._step, self._slots())
-            self._current.rng = self._rng
-        return self._current
+        step = self._current
+        if step is None:
+            if self._held is not None:
+                self._finish_held()
+            if self._pending:
+                self._drain(wait=False)
+            block = self._block
+            if block is None:
+                block = self._block = self._free.pop() if self._free else _Block(
+                    self._device, self._block_steps, len(self._every_param), len(self._segments), len(self._params))
+            step = self._current = _Step(self._step, block)
+            step.rng = self._rng
+        return step
 
-    def _slots(self):
-        if self._free:
-            return self._free.pop()
-        return _Slots(self._device, sum(len(g) for g in self._params), len(self._segments),
-                      len(self._params))
+    def _take(self, step, tensor):
+        """Sees to the hash of a tensor on the device that no open ring is for."""
+        block = step.block
+        if not step.beyond:
+            key = (tensor.shape, tensor.dtype)
+            ring = self._ring(block, key, tensor)
+            if ring is not None:
+                ring.places[0].copy_(tensor, non_blocking=True)
+                ring.used = 1
+                step.entries = (*step.entries, ring.base)
+                if ring.count == 1:
+                    del block.open[key]
+                return
+            if block.taken < _HASHES:
+                self._hash_of(tensor, out=block.ints[block.hashes + block.taken])
+                step.entries = (*step.entries, block.taken)
+                block.taken += 1
+                return
+        place = block.ints[block.rest + step.row]
+        if step.beyond == 0:
+            self._hash_of(tensor, out=place)
+        else:
+            place.mul_(_signed(_MIX)).add_(self._hash_of(tensor))
+        step.beyond += 1
 
-    def _gradients(self):
-        grads, counts = [], []
+    def _ring(self, block, key, tensor):
+        """A ring for tensors of a shape that came before, or None."""
+        small = self._shapes.get(key)
+        if small is None:
+            if len(self._shapes) == 64:
+                self._shapes.clear()
+            size = tensor.numel() * tensor.element_size()
+            self._shapes[key] = (0 < size <= _BATCH_BYTES and tensor.layout == torch.strided
+                                 and (tensor.dtype.is_floating_point or tensor.dtype in (
+                                     torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)))
+            return None
+        if not small or len(block.open) == _RING_SHAPES:
+            return None
+        spare = self._spare.get(key)
+        if spare:
+            ring = spare.pop()
+        else:
+            size = tensor.numel() * tensor.element_size()
+            if self._ring_bytes + max(_RING_BYTES, size) > _RINGS_BYTES:  # forget shapes that come no more
+                self._ring_bytes -= sum(r.bytes for rings in self._spare.values() for r in rings)
+                self._spare.clear()
+                if self._ring_bytes + max(_RING_BYTES, size) > _RINGS_BYTES:
+                    return None
+            ring = _Ring(key, size, self._device)
+            self._ring_bytes += ring.bytes
+        if block.taken + ring.count > _HASHES:
+            self._spare.setdefault(key, []).append(ring)
+            return None
+        ring.used, ring.base = 0, block.taken
+        block.taken += ring.count
+        block.open[key] = ring
+        block.rings.append(ring)
+        return ring
+
+    def _raw_gradients(self):
+        return [p.grad for p in self._every_param]
+
+    def _gradients(self, raw):
+        """What of them has numbers, as tensors of this rank, and how many each group has. Called without autograd."""
+        grads, counts, at, plain = [], [], 0, torch.Tensor
         for group in self._params:
             before = len(grads)
-            for p in group:
-                grad = p.grad
-                if grad is not None:
-                    grad = _local(grad).detach()
-                    if grad.is_sparse:
-                        grad = grad.coalesce().values()
-                    if grad.is_complex():
-                        grad = torch.view_as_real(grad)
-                    if grad.numel():
-                        grads.append(grad)
+            for grad in raw[at:at + len(group)]:
+                if grad is None:
+                    continue
+                if type(grad) is not plain:
+                    grad = _local(grad)
+                if grad.is_sparse:
+                    grad = grad.coalesce().values()
+                if grad.is_complex():
+                    grad = torch.view_as_real(grad)
+                if grad.numel():
+                    grads.append(grad)
+            at += len(group)
             counts.append(len(grads) - before)
         return grads, counts
 
-    def _norms(self, grads, slots, at):
-        """The norm of each tensor into `slots`, from `at` on."""
+    def _norms(self, grads, block, at):
+        """The norm of each tensor into the block's norms, from `at` on."""
         if not grads:
             return
-        norms = None
+        norms, dtype = None, self._norm_dtype
         if hasattr(torch, "_foreach_norm"):
             if self._norm_takes_dtype:
                 try:
-                    norms = torch._foreach_norm(grads, 2, dtype=torch.float32)
+                    norms = torch._foreach_norm(grads, 2, dtype=dtype)
                 except TypeError:
                     self._norm_takes_dtype = False
-            if norms is None and all(g.dtype == torch.float32 for g in grads):
+            if norms is None and all(g.dtype == dtype for g in grads):
                 norms = torch._foreach_norm(grads, 2)
         if norms is None:
-            norms = [torch.linalg.vector_norm(g, dtype=torch.float32) for g in grads]
-        torch.stack(norms, out=slots.on_device[2][at:at + len(grads)])
+            norms = [torch.linalg.vector_norm(g, dtype=dtype) for g in grads]
+        if hasattr(torch, "_foreach_copy_"):
+            torch._foreach_copy_(block.norm_slots[at:at + len(grads)], norms)
+        else:
+            block.norm_region[at:at + len(grads)].copy_(torch.stack(norms))
 
     def _factors(self, columns, rows):
+        """Odd numbers for so many columns and rows; fewer of either are the first of more."""
+        if not self._weights:
+            self._weights = {"columns": self._odd(_COLUMNS, 1), "rows": self._odd(1, 1 << 40)}
         key = (columns, rows)
-        if key not in self._weights:
-            def odd(n, salt):
-                x = torch.arange(n, dtype=torch.int64, device=self._device) + salt
-                for factor, shift in ((0xBF58476D1CE4E5B9, 30), (0x94D049BB133111EB, 27)):
-                    x = (x ^ (x >> shift)) * _signed(factor)
-                return (x ^ (x >> 31)) | 1
-            self._weights[key] = (odd(columns, 1), odd(rows, 1 << 40))
-        return self._weights[key]
+        result = self._weights.get(key)
+        if result is None:
+            if len(self._weights["rows"]) < rows:
+                self._weights["rows"] = self._odd(rows, 1 << 40)
+            if len(self._weights) == 256:  # batches of ever new lengths
+                self._weights = {name: self._weights[name] for name in ("columns", "rows")}
+            result = self._weights[key] = (self._weights["columns"][:columns], self._weights["rows"][:rows])
+        return result
+
+    def _odd(self, n, salt):
+        x = torch.arange(n, dtype=torch.int64, device=self._device) + salt
+        for factor, shift in ((0xBF58476D1CE4E5B9, 30), (0x94D049BB133111EB, 27)):
+            x = (x ^ (x >> shift)) * _signed(factor)
+        return (x ^ (x >> 31)) | 1
 
     def _hash(self, words, out=None):
-        """A sum over all words, each times an odd factor of its own, modulo 2^64: no order of summation changes it."""
-        rows, columns = words.shape
-        a, b = self._factors(columns, rows)
-        partial = torch.sum(words * a, dim=1).mul_(b)
-        return torch.sum(partial, dim=0, out=out) if out is not None else torch.sum(partial)
+        """A sum over all words, each times an odd factor of its own, modulo 2^64: no order of summation changes it. Of
+        three dimensions, one hash for each index of the first."""
+        a, b = self._factors(words.shape[-1], words.shape[-2])
+        partial = torch.sum(words * a, dim=-1).mul_(b)
+        return torch.sum(partial, dim=-1) if out is None else torch.sum(partial, dim=-1, out=out)
+
+    def _hash_rows(self, words, out=None):
+        """The hash of each row of words, or of a single one."""
+        count = words.shape[-1]
+        if count <= _COLUMNS:
+            product = words * self._factors(count, 1)[0]
+            return torch.sum(product, dim=-1) if out is None else torch.sum(product, dim=-1, out=out)
+        whole = count // _COLUMNS * _COLUMNS
+        h = self._hash(words[..., :whole].unflatten(-1, (-1, _COLUMNS)))
+        if whole < count:
+            factors = self._factors(count - whole, 1)[0]
+            h = h.mul_(_signed(_MIX)).add_(torch.sum(words[..., whole:] * factors, dim=-1))
+        return h if out is None else out.copy_(h)
 
     def _hash_of(self, tensor, out=None):
         flat = tensor.contiguous().reshape(-1)
         if flat.dtype == torch.bool:
             flat = flat.view(torch.uint8)
-        size = flat.element_size()
-        flat = flat.view({1: torch.uint8, 2: torch.int16, 4: torch.int32}.get(size, torch.int64))
-        if flat.numel() <= _COLUMNS:
-            product = flat * self._factors(flat.numel(), 1)[0]
-            return torch.sum(product) if out is None else torch.sum(product, dim=0, out=out)
-        whole = flat.numel() // _COLUMNS * _COLUMNS
-        h = self._hash(flat[:whole].view(-1, _COLUMNS))
-        if whole < flat.numel():
-            h = h.mul_(_signed(_MIX)).add_(torch.sum(flat[whole:] * self._factors(flat.numel() - whole, 1)[0]))
-        return h if out is None else out.copy_(h)
+        return self._hash_rows(flat.view(_bits(flat.element_size())), out)
 
-    @_guarded
     def _clipping(self, parameters):
-        if any(id(p) in self._ids for p in parameters[:1]):
+        if self._detailed and len(parameters) and id(parameters[0]) in self._ids:
             self.before_clip()
 
-    @_guarded
-    def _before(self):
-        self._stepped = True
-        step = self._now()
-        slots = step.slots
-        with torch.no_grad():
+    def _before(self, *_):
+        if self._closed:
+            return
+        try:
+            self._stepped = True
+            step = self._current or self._now()
             self._common(step)
-            found = getattr(self._optimizer, "found_inf", None)
+            optimizer = self._optimizer
+            found = getattr(optimizer, "found_inf", None)
             if isinstance(found, torch.Tensor):  # a fused optimizer that skips by itself
-                slots.floats[2].copy_(found.reshape(()), non_blocking=True)
+                _put(step.slots[2], found)
                 step.found_inf = True
-            step.grad_scaled = isinstance(getattr(self._optimizer, "grad_scale", None), torch.Tensor)
-            step.detail = self._in_detail(step.index)
-            if not step.detail:
-                return
-            grads, step.counts = self._gradients()
-            self._norms(grads, slots, slots.norms)
-            for i, s in enumerate(self._segments):
-                parts = []
-                for p, count in zip(s.params, s.counts):
-                    g = p.grad
-                    if g is None or g.is_sparse:
-                        parts.append(torch.zeros(count, dtype=s.dtype, device=self._device))
-                    else:
-                        g = _local(g).detach()
-                        parts.append(g if g.dtype == s.dtype else g.to(s.dtype))
-                s.gather(s.grad, parts)
-                self._hash(s.grad[0], out=slots.ints[3 * i + 1])
-                s.moved = s.grad[1] != 0
-                s.gather(s.before, s.values())
-            if self._device.type == "cpu":
-                step.nonfinite = self._count_nonfinite(grads, step.counts)
+            if isinstance(getattr(optimizer, "grad_scale", None), torch.Tensor):
+                step.grad_scaled = True
+            if self._detailed:
+                step.detail = True
+                with torch.no_grad():
+                    self._detail_before(step, step.block)
+        except Exception as e:  # noqa: BLE001
+            self._give_up(e)
+
+    def _detail_before(self, step, block):
+        raw = self._raw_gradients()
+        grads, step.counts = self._gradients(raw)
+        self._norms(grads, block, 0)
+        for i, s in enumerate(self._segments):
+            parts = [raw[k] for k in s.at]
+            for k, g in enumerate(parts):
+                if g is None:
+                    continue
+                g = _local(g)
+                parts[k] = None if g.is_sparse else g if g.dtype == s.dtype else g.to(s.dtype)
+            s.gather(s.grad, parts)
+            self._hash(s.grad.words, out=block.of_segments[3 * i + 1])
+            s.gather(s.before, s.values())
+        if self._device.type == "cpu":
+            step.nonfinite = self._count_nonfinite(grads, step.counts)
 
     def _common(self, step):
-        step.lrs = []
-        for g, group in enumerate(self._optimizer.param_groups[:len(self._params)]):
+        lrs = step.lrs = []
+        for _, group in zip(self._params, self._optimizer.param_groups):
             lr = group.get("lr")
             if isinstance(lr, torch.Tensor):
-                step.slots.floats[_SCALARS + g].copy_(lr.reshape(()), non_blocking=True)
-            step.lrs.append(lr)
+                _put(step.slots[_SCALARS + len(lrs)], lr)
+            lrs.append(lr)
         if self._scaler is not None:
             scale = getattr(self._scaler, "_scale", None)
             if isinstance(scale, torch.Tensor):
-                step.slots.floats[1].copy_(scale.reshape(()), non_blocking=True)
+                _put(step.slots[1], scale)
                 step.scale_on_device = True
             elif getattr(self._scaler, "_enabled", False):
                 step.scale = float(getattr(self._scaler, "_init_scale", 0)) or None
+        if self._ties:
+            self._compare_ties(step)
+
+    def _compare_ties(self, step):
         apart = 0
         for (a, name_a), (b, name_b) in self._ties:
             x, y = a._parameters.get(name_a), b._parameters.get(name_b)
@@ -685,7 +904,7 @@ class Recorder:
             x, y = _local(x.detach()), _local(y.detach())
             if x.data_ptr() == y.data_ptr():
                 continue
-            slot = step.slots.ints[3 * len(self._segments) + 1]
+            slot = step.block.ints[step.block.apart + step.row]
             differ = torch.any(x != y).to(torch.int64)
             slot.add_(differ) if step.apart_on_device else slot.copy_(differ)
             step.apart_on_device = True
@@ -699,32 +918,36 @@ class Recorder:
             at += n
         return result
 
-    @_guarded
-    def _after(self):
+    def _after(self, *_):
         step = self._current
-        if step is None or step.lrs is None:
+        if self._closed or step is None or step.lrs is None:
             return
-        if step.detail:
-            slots = step.slots
-            with torch.no_grad():
-                for i, s in enumerate(self._segments):
-                    s.gather(s.after, s.values())
-                    new, old = s.after[1], s.before[1]
-                    wide = s.dtype in (torch.float32, torch.float64)
-                    change = torch.sub(new, old) if wide else new.float().sub_(old)
-                    slots.floats[slots.scalars + 3 * i].copy_(torch.linalg.vector_norm(change))
-                    slots.floats[slots.scalars + 3 * i + 1].copy_(torch.linalg.vector_norm(new, dtype=None if wide else torch.float32))
-                    torch.sum(new, dim=0, dtype=torch.float64, out=slots.sums[i])
-                    bits = {1: torch.uint8, 2: torch.int16, 4: torch.int32}.get(s.size, torch.int64)
-                    same = torch.eq(new.view(bits), old.view(bits)).logical_and_(s.moved)
-                    torch.sum(same, dim=0, out=slots.ints[3 * i + 2])
-                    s.moved = None
-                    self._hash(s.after[0], out=slots.ints[3 * i])
-            step.updated = True
-            if self._state_dtype is None or step.index - self._first < 4:
-                self._state_dtype = self._lowest_state()
-            step.state_dtype = self._state_dtype
-        self._end_step(step)
+        try:
+            if step.detail:
+                with torch.no_grad():
+                    self._detail_after(step.block)
+                step.updated = True
+                if self._state_dtype is None or step.index - self._first < 4:
+                    self._state_dtype = self._lowest_state()
+                step.state_dtype = self._state_dtype
+            self._end_step(step)
+        except Exception as e:  # noqa: BLE001
+            self._give_up(e)
+
+    def _detail_after(self, block):
+        for i, s in enumerate(self._segments):
+            s.gather(s.after, s.values())
+            new, old = s.after.flat, s.before.flat
+            change = torch.sub(new, old) if s.wide else new.float().sub_(old)
+            for length, values in ((block.lengths[2 * i], change), (block.lengths[2 * i + 1], new)):
+                if s.dtype == torch.float64:
+                    length.copy_(torch.linalg.vector_norm(values))
+                else:
+                    torch.linalg.vector_norm(values, dtype=torch.float32, out=length)
+            torch.sum(new, dim=0, dtype=torch.float64, out=block.sums[i])
+            same = torch.eq(s.after.bits, s.before.bits).logical_and_(s.grad.flat)
+            torch.sum(same, dim=0, out=block.of_segments[3 * i + 2])
+            self._hash(s.after.words, out=block.of_segments[3 * i])
 
     @_guarded
     def _skipped(self):
@@ -732,16 +955,17 @@ class Recorder:
         step = self._now()
         with torch.no_grad():
             self._common(step)
-            grads, step.counts = self._gradients()
-            self._norms(grads, step.slots, step.slots.norms)
+            grads, step.counts = self._gradients(self._raw_gradients())
+            self._norms(grads, step.block, 0)
             step.nonfinite = self._count_nonfinite(grads, step.counts)
         step.detail, step.skipped = True, True
         self._end_step(step)
 
     def _end_step(self, step):
         self._current = None
-        self._step += 1
-        self._rng = self._random_state() if self._in_detail(self._step) else None
+        index = self._step = self._step + 1
+        self._detailed = index - self._first < self._dense or index % self._every == 0
+        self._rng = self._random_state() if self._detailed else None
         if step.index == self._first and step.losses == 0:
             self._loss_after = True
         self._held = step
@@ -749,10 +973,23 @@ class Recorder:
             self._finish_held()
 
     def _finish_held(self):
-        if self._held is not None:
-            step, self._held = self._held, None
-            step.slots.send()
-            self._pending.append(step)
+        step = self._held
+        if step is None:
+            return
+        self._held = None
+        block = step.block
+        block.steps.append(step)
+        if step.detail or len(block.steps) == block.capacity or block.taken > _HASHES // 2:
+            self._send()
+
+    def _send(self):
+        block, self._block = self._block, None
+        for ring in block.rings:
+            words = ring.words if ring.used == ring.count else ring.words[:ring.used]
+            begin = block.hashes + ring.base
+            self._hash_rows(words, out=block.ints[begin:begin + ring.used])
+        block.send()
+        self._pending.append(block)
 
     def _random_state(self):
         if self._device.type == "cuda":
@@ -778,22 +1015,39 @@ class Recorder:
 
     # Into the file.
 
+    def _write_all(self):
+        self._finish_held()
+        if self._block is not None and self._block.steps:
+            self._send()
+        self._drain(wait=True)
+
     def _drain(self, wait):
         while self._pending:
-            step = self._pending[0]
-            if not step.slots.ready():
+            block = self._pending[0]
+            if not block.ready():
                 if not wait and len(self._pending) < _MAX_PENDING:
                     return
-                step.slots.event.synchronize()
+                block.wait()
+            self._writing = True
+            self._write(self._lines(block))
+            self._writing = False
             self._pending.popleft()
-            self._write(self._line(step))
-            self._free.append(step.slots)
+            for ring in block.rings:
+                self._spare.setdefault(ring.key, []).append(ring)
+            block.clear()
+            self._free.append(block)
 
-    def _line(self, step):
-        host = step.slots.on_host
-        sums, ints = (host[0].tolist(), host[1].tolist()) if step.detail or step.batches or self._ties else ((), ())
-        scalars = floats = (host[2] if step.detail else host[2][:step.slots.scalars]).tolist()
-        n = len(self._segments)
+    def _lines(self, block):
+        sums, ints, floats = block.on_host
+        if block.steps[-1].detail:
+            sums, ints, floats = sums.tolist(), ints.tolist(), floats.tolist()
+        else:
+            needed = block.taken or self._ties or any(step.beyond for step in block.steps)
+            sums, ints, floats = (), ints.tolist() if needed else (), block.scalars_on_host.tolist()
+        return [self._line(step, block, sums, ints, floats) for step in block.steps]
+
+    def _line(self, step, block, sums, ints, floats):
+        scalars = floats[step.row * block.width:(step.row + 1) * block.width]
         line = {"step": step.index}
         if self._samples_per_step:
             self._samples += self._samples_per_step
@@ -812,26 +1066,33 @@ class Recorder:
         if self._scaler is not None:
             line["skipped"] = step.overflowed
         if step.batches:
-            h = _join(step.batch_value, ints[3 * n] & _MASK) if step.batches & 1 else step.batch_value
+            h = step.batch_value
+            if step.entries or step.beyond:
+                on_device = 0
+                for i in step.entries:
+                    on_device = on_device * _MIX + ints[block.hashes + i] & _MASK
+                if step.beyond:
+                    on_device = on_device * pow(_MIX, step.beyond, 1 << 64) + ints[block.rest + step.row] & _MASK
+                h = _join(h, on_device)
             line["batch_hash"] = f"{h:016x}"
         if step.rng is not None:
             line["rng_hash"] = step.rng
         if self._ties:
-            line["tied_apart"] = step.apart + (ints[3 * n + 1] if step.apart_on_device else 0)
+            line["tied_apart"] = step.apart + (ints[block.apart + step.row] if step.apart_on_device else 0)
+        groups = line["groups"] = []
         factor = scale if step.grad_scaled and scale else 1.0
-        line["groups"] = [self._group(step, g, sums, ints, floats, factor) for g in range(len(step.lrs))]
+        for g, lr in enumerate(step.lrs):
+            group = {}
+            if lr is not None:
+                group["lr"] = _number(scalars[_SCALARS + g] if isinstance(lr, torch.Tensor) else float(lr))
+            if step.detail:
+                self._group(group, step, block, g, sums, ints, floats, factor)
+            groups.append(group)
         return line
 
-    def _group(self, step, g, sums, ints, floats, factor):
-        group = {}
-        lr = step.lrs[g]
-        if lr is not None:
-            group["lr"] = _number(floats[_SCALARS + g] if isinstance(lr, torch.Tensor) else float(lr))
-        if not step.detail:
-            return group
-
+    def _group(self, group, step, block, g, sums, ints, floats, factor):
         def norm(counts, base):
-            at = step.slots.norms + base + sum(counts[:g])
+            at = block.norms + base + sum(counts[:g])
             values = floats[at:at + counts[g]]
             if any(not math.isfinite(v) for v in values):
                 return math.nan if any(math.isnan(v) for v in values) else math.inf
@@ -840,7 +1101,7 @@ class Recorder:
         clipped = norm(step.counts, 0)
         # A norm that is not finite only because the gradients are still scaled says nothing about them.
         if not step.grad_scaled or math.isfinite(clipped) or step.overflowed:
-            group["grad_norm"] = _number(norm(step.counts_before, step.slots.params) if step.before_clip else clipped)
+            group["grad_norm"] = _number(norm(step.counts_before, block.params) if step.before_clip else clipped)
             group["grad_norm_clipped"] = _number(clipped)
         if step.nonfinite is not None:
             group["nonfinite"] = step.nonfinite[g]
@@ -848,30 +1109,36 @@ class Recorder:
             group["nonfinite"] = 0
         mine = [i for i, s in enumerate(self._segments) if s.group == g]
         if step.updated and mine:
-            base = step.slots.scalars
+            base = block.tail
             elements = sum(self._segments[i].elements for i in mine)
             hashes = [0, 0]
             for i in mine:
                 for k in (0, 1):
                     hashes[k] = _join(hashes[k], ints[3 * i + k] & _MASK)
             group["grad_hash"] = f"{hashes[1]:016x}"
-            group["update_norm"] = _number(math.hypot(*(floats[base + 3 * i] for i in mine)))
+            group["update_norm"] = _number(math.hypot(*(floats[base + 2 * i] for i in mine)))
             group["unchanged"] = sum(ints[3 * i + 2] for i in mine) / elements
-            group["param_norm"] = _number(math.hypot(*(floats[base + 3 * i + 1] for i in mine)))
+            group["param_norm"] = _number(math.hypot(*(floats[base + 2 * i + 1] for i in mine)))
             group["param_sum"] = _number(sum(sums[i] for i in mine))
             group["param_hash"] = f"{hashes[0]:016x}"
         if step.state_dtype:
             group["state_dtype"] = step.state_dtype
-        return group
 
-    def _write(self, record):
-        data = (json.dumps(record, separators=(",", ":"), allow_nan=False) + "\n").encode()
+    def _write(self, records):
+        data = "".join([self._encode(record) + "\n" for record in records]).encode()
         done = os.write(self._fd, data)
         if done != len(data):  # a full disk: leave whole lines only
-            os.ftruncate(self._fd, os.fstat(self._fd).st_size - done)
+            whole = data.rfind(b"\n", 0, done) + 1
+            os.ftruncate(self._fd, os.fstat(self._fd).st_size - done + whole)
             raise OSError(f"the disk took {done} of {len(data)} bytes")
 
     def _give_up(self, error):
+        # What came before goes into the file, unless it was that which failed or a graph is being captured.
+        if not self._writing and not (self._device.type == "cuda" and torch.cuda.is_current_stream_capturing()):
+            try:
+                self._write_all()
+            except Exception:  # noqa: BLE001
+                pass
         self._end()
         warnings.warn(f"halfwire parity: recording ended at step {self._step}: {type(error).__name__}: {error}",
                       RuntimeWarning, stacklevel=3)

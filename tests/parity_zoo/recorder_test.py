@@ -1,5 +1,6 @@
 """The Python recorder on the CPU, with whatever torch there is: numbers against a plain computation, equal training bits,
-accumulation, clipping, loss scalers, ties, shards, hostile paths, and what a killed process leaves."""
+accumulation, clipping, loss scalers, ties, shards, hostile paths, what a killed process leaves, how many calls into torch a
+step may make, and batches on a device that answers late."""
 
 import json
 import math
@@ -12,6 +13,7 @@ import tempfile
 import time
 import unittest
 import warnings
+from unittest import mock
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 PACKAGE = os.path.join(HERE, "..", "..", "python")
@@ -23,6 +25,7 @@ from torch import nn  # noqa: E402
 from halfwire import parity  # noqa: E402
 from halfwire.parity import Recorder  # noqa: E402
 
+torch.set_num_threads(1)  # the tensors are small, and threads that wait for each other are slow on a busy machine
 HASH = re.compile("^[0-9a-f]{16}$")
 HEADER = {"halfwire_parity": int, "rank": int, "world_size": int, "seed": int, "program": str, "versions": dict,
           "precision": str, "halfwire": (dict, type(None)), "accumulation": int, "sharded": bool, "reduced": bool,
@@ -117,6 +120,66 @@ class FusedSGD(torch.optim.Optimizer):
         for group in self.param_groups:
             for p in group["params"]:
                 p.sub_(p.grad / self.grad_scale * group["lr"])
+
+
+class LateBlock(parity._Block):
+    """Results as from a device: on their way when sent, there only when asked for the third time or waited for."""
+
+    def __init__(self, *args):
+        super().__init__(*args)
+        counts = [len(view) for view in self.on_host]
+        self.host = torch.full_like(self.device, 0xA5)
+        a, b = 8 * counts[0], 8 * (counts[0] + counts[1])
+        self.on_host = (self.host[:a].view(torch.float64), self.host[a:b].view(torch.int64),
+                        self.host[b:].view(torch.float32))
+        self.scalars_on_host = self.on_host[2][:self.tail]
+
+    def send(self):
+        self.sent, self.asked = self.device.clone(), 0
+
+    def ready(self):
+        self.asked += 1
+        if self.asked == 3:
+            self.host.copy_(self.sent)
+        return self.asked >= 3
+
+    def wait(self):
+        self.host.copy_(self.sent)
+
+
+MASK, MIX = 2**64 - 1, 0x9E3779B97F4A7C15
+
+
+def factor(i, salt):
+    x = i + salt
+    for multiplier, shift in ((0xBF58476D1CE4E5B9, 30), (0x94D049BB133111EB, 27)):
+        x ^= x >> shift
+        x = x * multiplier & MASK
+        if x >> 63:  # the shifts are of signed numbers
+            x -= 1 << 64
+    return (x ^ (x >> 31)) | 1
+
+
+COLUMNS = [factor(i, 1) for i in range(4096)]
+
+
+def plain_hash(tensor):
+    """What the recorder says of a tensor on a device, computed one word after the other."""
+    tensor = tensor.contiguous().reshape(-1)
+    tensor = tensor.view(torch.uint8) if tensor.dtype == torch.bool else tensor
+    words = tensor.view({1: torch.uint8, 2: torch.int16, 4: torch.int32}.get(tensor.element_size(), torch.int64)).tolist()
+    whole = len(words) // 4096 * 4096 if len(words) > 4096 else 0
+    h = sum(sum(w * c for w, c in zip(words[at:at + 4096], COLUMNS)) * factor(at // 4096, 1 << 40)
+            for at in range(0, whole, 4096))
+    rest = sum(w * c for w, c in zip(words[whole:], COLUMNS))
+    return (h * MIX + rest if whole < len(words) and whole else h + rest) & MASK
+
+
+def batch_hash(tensors):
+    h = 0
+    for t in tensors:
+        h = h * MIX + plain_hash(t) & MASK
+    return f"{h:016x}"
 
 
 class RecorderTest(unittest.TestCase):
@@ -267,6 +330,228 @@ class RecorderTest(unittest.TestCase):
                     seen.add(int(recorder._hash_of(t)))
             self.assertEqual(len(seen), 1 + 3 * len(range(0, n, max(1, n // 40))))
         recorder.close()
+
+    def follow(self, name, steps, batch_of, dense=0, every=20, start=0, skip=(), close=True):
+        """Trains with batches as on a device, written over as soon as batch() and loss() return, and holds the record of
+        them against what was there. Returns the step lines of this run."""
+        model = network()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        scaler = Scaler(8.0) if skip else None
+        memory, loss_memory, expected = {}, torch.zeros(()), []
+        with mock.patch.object(parity, "_Block", LateBlock):
+            recorder = Recorder.attach(optimizer, self.path(name), scaler=scaler, dense=dense, every=every, step=start)
+            recorder._hashes_on_host = False
+            for step, (x, y) in zip(range(start, start + steps), batches(steps)):
+                optimizer.zero_grad()
+                hashed, total, micro = [], 0.0, batch_of(step)
+                loss = loss_of(model, x, y)
+                for k, tensors in enumerate(micro):
+                    hashed.extend(t.clone() for t in tensors)
+                    static = []
+                    for t in tensors:  # a loop with buffers of its own, as those of a captured graph
+                        key = (len(static), tuple(t.shape), t.dtype)
+                        static.append(memory.setdefault(key, torch.empty_like(t)))
+                        static[-1].copy_(t)
+                    loss_memory.copy_(loss.detach() * (1 + k))
+                    recorder.batch(*static, samples=1)
+                    recorder.loss(loss_memory)
+                    total += float(loss_memory)
+                    loss_memory.fill_(float("nan"))
+                    for t in static:
+                        t.zero_()
+                (scaler.scale(loss) if scaler else loss).backward()
+                if step in skip:
+                    next(model.parameters()).grad[0, 0] = float("inf")
+                expected.append((step, batch_hash(hashed), total / len(micro)))
+                if scaler:
+                    scaler.step(optimizer)
+                    scaler.update()
+                else:
+                    optimizer.step()
+            if close:
+                recorder.close()
+        self.assertFalse([r for r in recorder._pending] if close else [])
+        got = [r for r in lines(self.path(name)) if "step" in r][-steps:]
+        self.assertEqual([(s["step"], s["batch_hash"]) for s in got], [e[:2] for e in expected])
+        for s, e in zip(got, expected):
+            self.assertAlmostEqual(s["loss"], e[2], delta=1e-5 * e[2])
+        return got
+
+    def test_batches_on_a_device(self):
+        g = torch.Generator().manual_seed(9)
+
+        def tokens(*shape, dtype=torch.int64):
+            t = torch.randint(0, 2 if dtype == torch.bool else 120, shape, generator=g)
+            return t.to(dtype)
+
+        def two(step):
+            return [(tokens(4, 33), tokens(4, 33, dtype=torch.int32))]
+
+        with self.subTest("one shape, closed in the middle of a block"):
+            for steps in (1, 19, 20, 21, 47):
+                self.follow(f"same{steps}", steps, two)
+        with self.subTest("blocks that no step in detail ends"):
+            self.follow("sparse", 75, two, every=1000)
+        with self.subTest("every step in detail"):
+            self.follow("detail", 25, two, every=1)
+        with self.subTest("types"):
+            for dtype in (torch.bool, torch.uint8, torch.int16, torch.float32, torch.bfloat16):
+                self.follow(str(dtype), 25, lambda step: [(tokens(3, 50, dtype=dtype),)])
+        with self.subTest("shapes that change and come back, more of them than rings"):
+            self.follow("shapes", 60, lambda step: [(tokens(2, 8 + step % 7), tokens(2, 8 + step % 3))])
+            self.follow("new", 30, lambda step: [(tokens(2, 8 + step),)])
+        with self.subTest("accumulation, of as many batches in some steps as in others or not"):
+            self.follow("accumulation", 45, lambda step: [(tokens(2, 9),)] * 3)
+            self.follow("uneven", 45, lambda step: [(tokens(2, 9), tokens(2))] * (1 + step % 5))
+            self.follow("ring", 3, lambda step: [(tokens(2, 9),)] * 70)
+        with self.subTest("more batches than a block has hashes for"):
+            self.follow("many", 3, lambda step: [(tokens(2, 3),)] * 600)
+            self.follow("many-new", 2, lambda step: [(tokens(2 + i),) for i in range(530)])
+        with self.subTest("more words than columns, and too many to be copied"):
+            for n in (4096, 4097, 8192):
+                self.follow(f"long{n}", 22, lambda step: [(tokens(n),)] if step % 8 == 0 else [(tokens(n)[:5],)])
+            self.follow("large", 3, lambda step: [(tokens(9000),)])
+        with self.subTest("skipped in the middle of a block"):
+            got = self.follow("skipped", 47, two, skip=(7, 8, 30))
+            self.assertEqual([s["step"] for s in got if s["skipped"]], [7, 8, 30])
+            self.assertEqual([s["step"] for s in got if "grad_norm" in s["groups"][0]], [0, 7, 8, 20, 30, 40])
+            scales = [s["loss_scale"] for s in got]
+            self.assertEqual([scales[i] for i in (0, 7, 8, 9, 30, 31)], [8.0, 8.0, 4.0, 2.0, 2.0, 1.0])
+        with self.subTest("resumed"):
+            self.follow("resumed", 27, two)
+            got = self.follow("resumed", 30, two, start=23)
+            record = lines(self.path("resumed"))
+            self.assertEqual([r.get("step", -1) for r in record], [-1, *range(27), -1, *range(23, 53)])
+            self.assertEqual([s["step"] for s in got if "rng_hash" in s], [40])
+
+    def test_batches_not_contiguous(self):
+        model = network()
+        recorder = Recorder.attach(torch.optim.SGD(model.parameters(), lr=0.1), self.path(), dense=0)
+        recorder._hashes_on_host = False
+        data = torch.arange(60).reshape(3, 4, 5)
+        for _ in range(3):
+            recorder.batch(data.permute(2, 0, 1))
+            recorder._before()
+            recorder._after()
+        recorder.close()
+        self.assertEqual({s["batch_hash"] for s in lines(self.path())[1:]}, {batch_hash([data.permute(2, 0, 1)])})
+
+    def test_a_batch_without_its_step_is_not_recorded(self):
+        model = network()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        recorder = Recorder.attach(optimizer, self.path(), dense=0)
+        recorder._hashes_on_host = False
+        for i in range(7):
+            recorder.batch(torch.arange(i, i + 5))
+            recorder.loss(float(i))
+            if i < 6:
+                optimizer.step()
+        recorder.close()
+        steps = lines(self.path())[1:]
+        self.assertEqual([s["batch_hash"] for s in steps], [batch_hash([torch.arange(i, i + 5)]) for i in range(6)])
+
+    @unittest.skipUnless(hasattr(torch, "_foreach_copy_"), "torch is too old to copy many tensors at once")
+    def test_calls_into_torch_are_few(self):
+        """Each costs a step on a GPU as much as one of its own kernels does."""
+        from torch.utils._python_dispatch import TorchDispatchMode
+
+        class Count(TorchDispatchMode):
+            def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+                counts[-1] += 1
+                return function(*args, **(kwargs or {}))
+
+        def counted(name):
+            method = getattr(Recorder, name)
+
+            def call(self, *args, **kwargs):
+                with Count():
+                    return method(self, *args, **kwargs)
+            return call
+
+        names = ("batch", "loss", "_before", "_after", "_clipping")
+        Counted = type("Counted", (Recorder,), {n: counted(n) for n in names})
+        for scaled, bound, detail_bound in ((False, 3, 32), (True, 4, 33)):
+            counts = []
+            model = nn.Sequential(*[nn.Linear(5, 5) for _ in range(40)])
+            optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+            scaler = Scaler(2.0) if scaled else None
+            # On a device elements that are not finite are not counted, and batches hashed there.
+            with mock.patch.object(Recorder, "_count_nonfinite", lambda *_: None):
+                recorder = Counted.attach(optimizer, self.path(f"scaled{scaled}"), model=model, dense=0, scaler=scaler)
+                recorder._hashes_on_host = False
+                for i in range(121):
+                    counts.append(0)
+                    optimizer.zero_grad(set_to_none=True)
+                    x = torch.arange(20.0).reshape(4, 5) + i
+                    loss = model(x).square().mean()
+                    recorder.batch(x.long())
+                    recorder.loss(loss)
+                    loss.backward()
+                    torch.nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+                    scaler.step(optimizer) if scaler else optimizer.step()
+                recorder.close()
+            self.assertEqual(len(lines(self.path(f"scaled{scaled}"))), 122)
+            ordinary = [n for i, n in enumerate(counts) if i % 20 and i > 20]
+            # Some reads from the host memory of the block before count as calls.
+            self.assertLessEqual(max(ordinary), bound + 3)
+            self.assertLessEqual(sum(ordinary), bound * len(ordinary) + 3 * 5)
+            detailed = counts[40::20]
+            self.assertLessEqual(max(detailed), detail_bound)
+            self.assertGreater(min(detailed), 15)  # it does count
+
+    def test_layout_in_memory_changes_nothing(self):
+        def run(name, lay_out):
+            torch.manual_seed(2)
+            params = [nn.Parameter(torch.randn(6, 10)), nn.Parameter(torch.randn(2, 3, 4, 5)), nn.Parameter(torch.randn(7))]
+            optimizer = torch.optim.SGD(params, lr=0.1)
+            if lay_out:
+                params[0].data = params[0].data.t().contiguous().t()
+                params[1].data = params[1].data.to(memory_format=torch.channels_last)
+            recorder = Recorder.attach(optimizer, self.path(name))
+            g = torch.Generator().manual_seed(3)
+            for step in range(3):
+                for p in params:
+                    grad = torch.randn(p.shape, generator=g)
+                    p.grad = torch.empty_like(p).copy_(grad) if lay_out else grad
+                if step == 1:
+                    params[2].grad = None
+                optimizer.step()
+                if step == 1 and lay_out:
+                    params[0].data = params[0].data.contiguous()
+            recorder.close()
+            return lines(self.path(name))[1:]
+
+        for a, b in zip(run("rows", False), run("columns", True)):
+            a, b = a["groups"][0], b["groups"][0]
+            for name in ("grad_hash", "param_hash", "unchanged", "update_norm", "param_sum"):
+                self.assertEqual(a[name], b[name])
+
+    def test_a_parameter_that_takes_another_shape(self):
+        p = nn.Parameter(torch.arange(12.0).reshape(3, 4))
+        optimizer = torch.optim.SGD([p], lr=1.0)
+        recorder = Recorder.attach(optimizer, self.path())
+        for shape in ((3, 4), (4, 3), (12,), (1, 12)):
+            p.grad = None
+            p.data = p.data.reshape(shape)
+            p.grad = torch.ones(shape)
+            optimizer.step()
+        recorder.close()
+        sums = [s["groups"][0]["param_sum"] for s in lines(self.path())[1:]]
+        self.assertEqual(sums, [54.0, 42.0, 30.0, 18.0])
+
+    def test_double_precision(self):
+        params = [nn.Parameter(torch.ones(5, dtype=torch.float64)), nn.Parameter(torch.ones(4))]
+        optimizer = torch.optim.SGD(params, lr=0.5)
+        recorder = Recorder.attach(optimizer, self.path())
+        for p in params:
+            p.grad = torch.full_like(p, 2.0)
+        torch.nn.utils.clip_grad_norm_(params, 3.0)
+        optimizer.step()
+        recorder.close()
+        group = lines(self.path())[1]["groups"][0]
+        for name, value in {"grad_norm": 6.0, "grad_norm_clipped": 3.0, "update_norm": 1.5, "param_norm": 1.5,
+                            "param_sum": 4.5}.items():
+            self.assertAlmostEqual(group[name], value, places=5, msg=name)
 
     def test_scaler_that_skips(self):
         for fused in (False, True):
@@ -439,22 +724,65 @@ class RecorderTest(unittest.TestCase):
         self.assertIn("recording ended", told[0])
         self.assertGreaterEqual(len(lines(self.path())), 2)
 
-    def test_a_killed_process_leaves_whole_lines(self):
+    def test_an_error_loses_no_step_before_it(self):
+        model = network()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            recorder = Recorder.attach(optimizer, self.path(), dense=0)
+            for i, (x, y) in enumerate(batches(40)):
+                recorder.batch(x if i != 33 else "no tensor")
+                loss_of(model, x, y).backward()
+                optimizer.step()
+        self.assertEqual(len([w for w in caught if issubclass(w.category, RuntimeWarning)]), 1)
+        self.assertEqual([s["step"] for s in lines(self.path())[1:]], list(range(33)))
+
+    def test_a_full_disk_leaves_whole_lines(self):
         program = f"""
-import sys; sys.path.insert(0, {PACKAGE!r})
+import resource, signal, sys, warnings; sys.path.insert(0, {PACKAGE!r})
 import torch
 from halfwire.parity import Recorder
 p = torch.nn.Parameter(torch.ones(100))
 optimizer = torch.optim.SGD([p], lr=0.1)
-recorder = Recorder.attach(optimizer, {self.path()!r}, dense=10**9)
+recorder = Recorder.attach(optimizer, {self.path()!r}, dense=0)
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+resource.setrlimit(resource.RLIMIT_FSIZE, (3000, 3000))
+with warnings.catch_warnings(record=True) as caught:
+    warnings.simplefilter("always")
+    for i in range(200):
+        recorder.loss(float(i))
+        p.grad = torch.ones(100)
+        optimizer.step()
+assert len(caught) == 1 and "recording ended" in str(caught[0].message), caught
+assert bool((p == p[0]).all()) and float(p[0]) < -18, "the training went on"
+"""
+        subprocess.run([sys.executable, "-c", program], check=True, timeout=120)
+        steps = lines(self.path())[1:]
+        self.assertGreater(len(steps), 21)  # more than the whole blocks that fit
+        self.assertEqual([s["step"] for s in steps], list(range(len(steps))))
+        self.assertGreater(os.path.getsize(self.path("run/rank0.jsonl")), 2900)
+
+    def test_a_killed_process_leaves_whole_lines(self):
+        # Lost: in detail the step under way and the last, otherwise a block and one.
+        program = f"""
+import os, sys; sys.path.insert(0, {PACKAGE!r})
+import torch
+from halfwire.parity import Recorder
+p = torch.nn.Parameter(torch.ones(100))
+optimizers = [torch.optim.SGD([p], lr=0.1) for _ in range(2)]
+recorders = [Recorder.attach(optimizers[0], {self.path("detail")!r}, dense=10**9),
+             Recorder.attach(optimizers[1], {self.path("blocks")!r}, dense=0)]
+done = os.open({self.path("done")!r}, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
 while True:
-    recorder.loss(1.0)
     p.grad = torch.ones(100)
-    optimizer.step()
+    for recorder, optimizer in zip(recorders, optimizers):
+        recorder.loss(1.0)
+        optimizer.step()
+    os.write(done, b".")
 """
         child = subprocess.Popen([sys.executable, "-c", program])
         try:
-            name = self.path("run/rank0.jsonl")
+            name = self.path("blocks/rank0.jsonl")
             for _ in range(600):
                 if os.path.exists(name) and os.path.getsize(name) > 20000:
                     break
@@ -462,9 +790,11 @@ while True:
         finally:
             child.send_signal(signal.SIGKILL)
             child.wait()
-        steps = lines(self.path())[1:]
-        self.assertGreater(len(steps), 20)
-        self.assertEqual([s["step"] for s in steps], list(range(len(steps))))
+        for name, lost in (("detail", 2), ("blocks", 21)):
+            steps = lines(self.path(name))[1:]
+            self.assertGreater(len(steps), 20)
+            self.assertEqual([s["step"] for s in steps], list(range(len(steps))))
+            self.assertLessEqual(os.path.getsize(self.path("done")) - len(steps), lost)
 
     def test_end_of_the_program_writes_the_last_step(self):
         program = f"""
