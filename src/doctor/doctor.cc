@@ -231,7 +231,7 @@ std::vector<Finding> examineProgram(const std::vector<std::string>& command) {
   if (lines.empty() || lines[0].empty()) {
     findings.push_back({Health::kNote, "PyTorch",
                         fmt::format("{} does not find PyTorch; JAX and vLLM open NCCL by an explicit handle, "
-                                    "which is not intercepted",
+                                    "which is followed too (docs/architecture.md)",
                                     python)});
     return findings;
   }

@@ -1038,8 +1038,8 @@ std::string nothingIntercepted() {
   return "Nothing was intercepted: no process made an NCCL communicator that Halfwire saw. Likely causes:\n"
          "  - the program never made one (one GPU, another backend such as gloo, or it ended before)\n"
          "  - NCCL is linked statically into the program: use a build that loads libnccl.so\n"
-         "  - the program takes NCCL's functions from a handle of its own dlopen: LD_PRELOAD does not reach "
-         "it\n"
+         "  - the program takes NCCL from a handle that was left alone: an error above says why, "
+         "HALFWIRE_HANDLES=off asks for it, and dlmopen and RTLD_DEEPBIND pass every preload by\n"
          "  - a launcher started the workers elsewhere (ssh, Ray, containers) without LD_PRELOAD and "
          "HALFWIRE_*: pass them on, "
          "or run `halfwire run` around each worker\n";

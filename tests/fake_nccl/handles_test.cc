@@ -276,6 +276,9 @@ TEST_F(Handles, TheCallersOwnSearchPathHolds) {
     expectReached({BY_HANDLE, "through", library, kBareName}, 5, nowhere);
     EXPECT_EQ(run({BY_HANDLE, "through", library, "$ORIGIN/nccl/libnccl.so.2"}, true, nowhere).outcome.output,
               "5 calls\n");
+    // A loaded library of that name comes before every search.
+    expectReached({BY_HANDLE, "through", library, kBareName}, 5,
+                  {{"LD_LIBRARY_PATH", ""}, {"HANDLE_CALLER_EARLY", FAKE_NCCL_PATH}});
     // A folder of LD_LIBRARY_PATH comes after an RPATH and before a RUNPATH.
     const TemporaryDirectory other;
     const std::string copy = copyOfNccl(other);
@@ -312,6 +315,24 @@ TEST_F(Handles, WhatIsNotNcclIsLeftAlone) {
   const Seen with = run({BY_HANDLE, "open", file}, true);
   EXPECT_EQ(with.outcome.output, "opened\nthen\n");
   EXPECT_THAT(with.note, HasSubstr("lacks functions"));
+}
+
+// One that calls itself otherwise cannot be what the facade needs, and another copy must not be loaded for
+// it.
+TEST_F(Handles, AnotherSonameIsLeftAlone) {
+  const TemporaryDirectory folder;
+  const std::string copy = copyOfNccl(folder);
+  std::ifstream in(copy, std::ios::binary);
+  std::string bytes((std::istreambuf_iterator<char>(in)), std::istreambuf_iterator<char>());
+  const std::string soname = std::string("\0libnccl.so.2", 13) + '\0';
+  const size_t at = bytes.find(soname);
+  ASSERT_NE(at, std::string::npos);
+  bytes[at + 12] = '9';
+  std::ofstream(copy, std::ios::binary) << bytes;
+  const Seen with = run({BY_HANDLE, "calls", "global", copy}, true);
+  EXPECT_EQ(with.outcome.output, "5 calls\n") << with.outcome.describe();
+  EXPECT_EQ(with.calls, 0u);
+  EXPECT_THAT(with.note, HasSubstr("SONAME"));
 }
 
 // Only NCCL's own file names count.
