@@ -711,7 +711,7 @@ class Recorder:
         step.beyond += 1
 
     def _ring(self, block, key, tensor):
-        """A ring for tensors of a shape that came before, or None."""
+        """A ring of this block for tensors of a shape that came before, or None. The caller puts in the first."""
         small = self._shapes.get(key)
         if small is None:
             if len(self._shapes) == 64:
@@ -738,7 +738,7 @@ class Recorder:
         if block.taken + ring.count > _HASHES:
             self._spare.setdefault(key, []).append(ring)
             return None
-        ring.used, ring.base = 0, block.taken
+        ring.base = block.taken
         block.taken += ring.count
         block.open[key] = ring
         block.rings.append(ring)

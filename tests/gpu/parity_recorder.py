@@ -1,7 +1,7 @@
 """The recorder of training runs on a GPU: the same bits with and without it, nothing that waits, what it costs, and the
 loops it must live with (DDP, FSDP2, GradScaler, accumulation, clipping). Needs one GPU and torch 2.4 or later.
 
-    python3 tests/gpu/parity_recorder.py [--pairs 30] [--only bits,waits,loops,cost] [--json FILE]
+    python3 tests/gpu/parity_recorder.py [--only bits,waits,loops,cost] [--seconds 60] [--cases small,large] [--json FILE]
 """
 
 import argparse
@@ -18,8 +18,9 @@ HERE = os.path.dirname(os.path.abspath(__file__))
 sys.path[:0] = [os.path.join(HERE, "..", "..", "python"), os.path.join(HERE, "..", "..", "examples", "pytorch")]
 
 parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-parser.add_argument("--pairs", type=int, default=30)
 parser.add_argument("--only", default="bits,waits,loops,cost")
+parser.add_argument("--seconds", type=float, default=60, help="of each case of the cost")
+parser.add_argument("--cases", default="small,large", help="of the cost, out of small, item, every, large; or all")
 parser.add_argument("--json", metavar="FILE")
 args = parser.parse_args()
 sys.argv = sys.argv[:1]  # gpt.py reads it when imported
@@ -179,30 +180,62 @@ def loops(folder):
             check(scales[0] == 2.0**30 and scales[-1] < scales[0], f"{name}: scale {scales[0]:g} to {scales[-1]:g}")
 
 
+class Timed(Recorder):
+    """Adds up the host's time in what the program and the optimizer call, apart for ordinary steps and those in detail."""
+
+    spent = {False: 0.0, True: 0.0}
+    depth = 0
+
+
+def timed(name):
+    method = getattr(Recorder, name)
+
+    def call(self, *args, **kwargs):
+        if self._closed or self.depth:
+            return method(self, *args, **kwargs)
+        detailed = self._detailed
+        self.depth = 1
+        start = time.perf_counter()
+        try:
+            return method(self, *args, **kwargs)
+        finally:
+            self.spent[detailed] += time.perf_counter() - start
+            self.depth = 0
+    return call
+
+
+for name in ("batch", "loss", "before_clip", "_clipping", "_before", "_after", "_skipped"):
+    setattr(Timed, name, timed(name))
+
+
 def interval(values):
-    """Mean and 95 % half width over pairs (t, about 2.05 at 29 degrees of freedom)."""
-    t = {9: 2.262, 11: 2.201, 14: 2.145, 19: 2.093, 24: 2.064, 29: 2.045}
-    degrees = len(values) - 1
-    factor = t.get(degrees, 2.262 if degrees < 15 else 2.05)
-    return statistics.mean(values), factor * statistics.stdev(values) / math.sqrt(len(values))
+    """Mean and half the width of its 95 % interval (Student's t by the expansion of Cornish and Fisher)."""
+    n, z = len(values) - 1, 1.959964
+    t = z + (z**3 + z) / (4 * n) + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * n**2)
+    return statistics.mean(values), t * statistics.stdev(values) / math.sqrt(len(values))
+
+
+CASES = {"small": ("small", SMALL, dict(batch=8), {}),
+         "item": ("small, loss.item() every step", SMALL, dict(batch=8, item=True), {}),
+         "every": ("small, all that is recorded at every step", SMALL, dict(batch=8), dict(every=1)),
+         "large": ("large", LARGE, dict(batch=16, fused=True), {})}
 
 
 def cost(folder):
-    print(f"cost: blocks of 20 steps with and without the recorder, {args.pairs} pairs in one process")
-    cases = [("small", SMALL, dict(batch=8), {}, args.pairs),
-             ("small, loss.item() every step", SMALL, dict(batch=8, item=True), {}, args.pairs),
-             ("small, all that is recorded at every step", SMALL, dict(batch=8), dict(every=1), args.pairs),
-             ("large", LARGE, dict(batch=16, fused=True), {}, max(10, args.pairs // 2))]
-    for i, (name, shape, options, settings, pairs) in enumerate(cases):
+    print(f"cost: blocks of 20 steps with and without the recorder in turn, in one process, {args.seconds:g} s a case")
+    for case in CASES if args.cases == "all" else args.cases.split(","):
+        name, shape, options, settings = CASES[case]
+        end = time.perf_counter() + args.seconds
         loop = Loop(shape, clip=1.0, **options)
         for _ in range(20):
             loop.step()
-        recorder = loop.attach(f"{folder}/cost{i}", dense=0, **settings)
+        loop.recorder = recorder = Timed.attach(loop.optimizer, f"{folder}/cost-{case}", model=loop.net, dense=0, **settings)
         for _ in range(40):
             loop.step()
 
         def block(on):
-            # The recorder stands still while closed; no step is under way at the borders of a block.
+            # The recorder stands still while closed; no step is under way at the borders of a block. A block of 20 has
+            # one step in detail, and sends and writes as many steps as it records.
             recorder._closed = not on
             torch.cuda.synchronize()
             start = time.perf_counter()
@@ -213,25 +246,35 @@ def cost(folder):
 
         for on in (True, False):
             block(on)
+        recorder.spent = {False: 0.0, True: 0.0}
         ratios, plain = [], []
-        for pair in range(pairs):
+        while len(ratios) < 8 or time.perf_counter() < end:
             times = {}
-            for on in ((True, False), (False, True))[pair % 2]:
+            for on in ((True, False), (False, True))[len(ratios) % 2]:
                 times[on] = block(on)
             ratios.append(times[True] / times[False] - 1)
             plain.append(times[False])
         recorder._closed = False
         recorder.close()
         mean, half = interval(ratios)
-        parameters = sum(p.numel() for p in loop.model.parameters())
-        report[name] = {"parameters": parameters, "step_ms": statistics.median(plain) * 1e3, "overhead": mean,
-                        "half_width": half, "median": statistics.median(ratios), "pairs": pairs}
-        print(f"  {name}: {parameters / 1e6:.1f} M parameters, step {statistics.median(plain) * 1e3:.2f} ms, recorder "
+        parameters, tensors = sum(p.numel() for p in loop.model.parameters()), len(list(loop.model.parameters()))
+        in_detail = len(ratios) * (20 // settings.get("every", 20))
+        ordinary = 20 * len(ratios) - in_detail
+        host = {"ordinary_us": recorder.spent[False] / ordinary * 1e6 if ordinary else None,
+                "detailed_us": recorder.spent[True] / in_detail * 1e6,
+                "mean_us": sum(recorder.spent.values()) / len(ratios) / 20 * 1e6}
+        step = statistics.median(plain)
+        report[name] = {"parameters": parameters, "tensors": tensors, "step_ms": step * 1e3, "overhead": mean,
+                        "half_width": half, "median": statistics.median(ratios), "pairs": len(ratios), "host": host}
+        print(f"  {name}: {parameters / 1e6:.1f} M parameters in {tensors} tensors, step {step * 1e3:.2f} ms, recorder "
               f"{mean * 100:+.2f} % (95 %: {100 * (mean - half):+.2f} to {100 * (mean + half):+.2f}), median "
-              f"{statistics.median(ratios) * 100:+.2f} %", flush=True)
+              f"{statistics.median(ratios) * 100:+.2f} %, {len(ratios)} pairs\n    time of the host in the recorder: "
+              + (f"ordinary step {host['ordinary_us']:.0f} us, " if ordinary else "") +
+              f"step in detail {host['detailed_us']:.0f} us, mean {host['mean_us']:.0f} us, "
+              f"{100 * host['mean_us'] / step / 1e6:.2f} % of the step", flush=True)
         if not settings:
             check(mean < 0.01, f"{name}: under 1 % of the step")
-        del loop, recorder
+        del loop, recorder, block
         torch.cuda.empty_cache()
 
 

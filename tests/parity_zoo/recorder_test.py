@@ -407,6 +407,8 @@ class RecorderTest(unittest.TestCase):
         with self.subTest("more batches than a block has hashes for"):
             self.follow("many", 3, lambda step: [(tokens(2, 3),)] * 600)
             self.follow("many-new", 2, lambda step: [(tokens(2 + i),) for i in range(530)])
+            self.follow("many-mixed", 4, lambda step: [(tokens(2, 3),)] + [(tokens(2 + i),) for i in range(520 * (step == 2))]
+                        + [(tokens(2, 3),)])
         with self.subTest("more words than columns, and too many to be copied"):
             for n in (4096, 4097, 8192):
                 self.follow(f"long{n}", 22, lambda step: [(tokens(n),)] if step % 8 == 0 else [(tokens(n)[:5],)])
@@ -514,7 +516,7 @@ class RecorderTest(unittest.TestCase):
                     grad = torch.randn(p.shape, generator=g)
                     p.grad = torch.empty_like(p).copy_(grad) if lay_out else grad
                 if step == 1:
-                    params[2].grad = None
+                    params[2].grad = None if lay_out else torch.zeros(7)
                 optimizer.step()
                 if step == 1 and lay_out:
                     params[0].data = params[0].data.contiguous()
