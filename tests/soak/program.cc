@@ -6,6 +6,7 @@
 #include <sstream>
 
 #include "abi/nccl_types.h"
+#include "base/units.h"
 #include "policy/policy.h"
 #include "soak/random.h"
 
@@ -74,8 +75,8 @@ class Generator {
                                         "allreduce,reducescatter,allgather-fp32", "reducescatter"});
     }
     std::string ops;
-    for (const char* name : {"allreduce", "reducescatter", "reduce", "allgather", "broadcast", "alltoall",
-                             "gather", "scatter"}) {
+    for (const char* name : {"sendrecv", "allreduce", "reducescatter", "reduce", "allgather", "broadcast",
+                             "alltoall", "gather", "scatter"}) {
       if (what < 65 && random_.chance(50)) continue;
       const bool sums = std::string(name).find("reduce") != std::string::npos;
       ops += (ops.empty() ? "" : ",") + std::string(name) + (!sums && random_.chance(60) ? "-fp32" : "");
@@ -190,15 +191,23 @@ class Generator {
     op.count = pickCount(ranks, std::min(std::max<uint64_t>(left, 64),
                                          parts ? kLargest / static_cast<uint64_t>(ranks) : kLargest));
     op.count = std::min(op.count, passLimit(op.type));
-    used_ += op.count * copies;
     op.root = static_cast<int>(random_.between(0, ranks - 1));
     op.peer = static_cast<int>(random_.between(0, ranks - 1));
+    while (point_to_point && shouldCompress(program_, op) && packetOf(op) > chunkBytes(program_) / 2)
+      op.count = op.count * 3 / 4;
+    used_ += op.count * copies;
     op.profile = random_.pick<Profile>(
         {Profile::kNormal, Profile::kNormal, Profile::kMixed, Profile::kWild, Profile::kSpecials});
     if (reduces(op.kind)) chooseRedOp(&op, ranks);
     for (int rank = 0; rank < ranks; ++rank) op.placements.push_back(place(op, rank));
     program_.ops.push_back(op);
     return op.id;
+  }
+
+  // Of a message's scratch. A group has at most four messages of a communicator, each with two ends, and
+  // packets for four chunks.
+  uint64_t packetOf(const Op& op) const {
+    return (packetBytes(wireFormat(program_), op.count) + 255) / 256 * 256;
   }
 
   // Tiny chunks cut a message into passes that cost a group of messages each, and a random delay for every
@@ -432,6 +441,17 @@ bool ordersAsMessage(const Program& program, const Op& op, const GenerateOptions
   return options.any_order || !shouldCompress(program, op);
 }
 
+WireFormat wireFormat(const Program& program) {
+  WireFormat f;
+  const std::string& element = program.settings.at("HALFWIRE_FORMAT");
+  f.element = element == "e5m2"   ? ElementFormat::kE5M2
+              : element == "int8" ? ElementFormat::kInt8
+                                  : ElementFormat::kE4M3;
+  f.scale = program.settings.at("HALFWIRE_SCALE") == "e8m0" ? ScaleFormat::kE8M0 : ScaleFormat::kFp32;
+  f.block = static_cast<uint16_t>(std::stoi(program.settings.at("HALFWIRE_BLOCK")));
+  return f;
+}
+
 uint64_t sendElements(const Program& program, const Op& op, int comm_rank) {
   const uint64_t ranks = program.comms[op.comm].members.size();
   switch (op.kind) {
@@ -463,6 +483,10 @@ uint64_t recvElements(const Program& program, const Op& op, int comm_rank) {
   }
 }
 
+uint64_t chunkBytes(const Program& program) {
+  return parseBytes(program.settings.at("HALFWIRE_CHUNK_BYTES")).value();
+}
+
 bool shouldCompress(const Program& program, const Op& op) {
   if (program.settings.at("HALFWIRE_MODE") != "wire") return false;  // shadows leave every result exact
   const Comm& comm = program.comms[op.comm];
@@ -477,7 +501,8 @@ bool shouldCompress(const Program& program, const Op& op) {
       {OpKind::kAllReduce, "allreduce"}, {OpKind::kReduceScatter, "reducescatter"},
       {OpKind::kReduce, "reduce"},       {OpKind::kAllGather, "allgather"},
       {OpKind::kBroadcast, "broadcast"}, {OpKind::kAlltoAll, "alltoall"},
-      {OpKind::kGather, "gather"},       {OpKind::kScatter, "scatter"}};
+      {OpKind::kSendRecv, "sendrecv"},   {OpKind::kGather, "gather"},
+      {OpKind::kScatter, "scatter"}};
   const auto name = kNames.find(op.kind);
   if (name == kNames.end()) return false;
   const std::string ops = "," + program.settings.at("HALFWIRE_OPS") + ",";
@@ -486,9 +511,10 @@ bool shouldCompress(const Program& program, const Op& op) {
   if (!asks(name->second + "-fp32") && !(asks(name->second) && (sums || op.type != ncclFloat32)))
     return false;
   if (sums && (op.redop == RedOp::kMax || op.redop == RedOp::kMin)) return false;
-  const bool whole =
-      op.kind == OpKind::kAllReduce || op.kind == OpKind::kReduce || op.kind == OpKind::kBroadcast;
+  const bool whole = op.kind == OpKind::kAllReduce || op.kind == OpKind::kReduce ||
+                     op.kind == OpKind::kBroadcast || op.kind == OpKind::kSendRecv;
   const uint64_t bytes = op.count * ncclTypeBytes(op.type) * (whole ? 1 : ranks);
+  if (op.kind == OpKind::kSendRecv && bytes > chunkBytes(program)) return false;
   const std::string& min = program.settings.at("HALFWIRE_MIN_BYTES");
   const uint64_t floor = min == "1KiB" ? 1024 : min == "64KiB" ? 65536 : std::stoul(min);
   return bytes >= floor;

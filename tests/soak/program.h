@@ -16,6 +16,7 @@
 
 #include "abi/nccl.h"
 #include "soak/values.h"
+#include "wire/format.h"
 
 namespace halfwire::soak {
 
@@ -148,12 +149,16 @@ uint64_t recvElements(const Program& program, const Op& op, int comm_rank);
 // Whether the operation is a message from one rank of its communicator to another, or made of such.
 bool sendsBetween(const Op& op, int from, int to);
 
+WireFormat wireFormat(const Program& program);
+uint64_t chunkBytes(const Program& program);
+
 // Whether a group may move it about as a message. Compressed exchanges are of several steps and run before
 // the group's messages, so all ranks have to make them as they make collectives: in one order, and several of
 // them all in a group or none.
 bool ordersAsMessage(const Program& program, const Op& op, const GenerateOptions& options);
 
-// Whether these settings ask for this call to be compressed.
+// Whether these settings ask for this call to be compressed. Looks at its communicator, kind, type, count and
+// operator.
 bool shouldCompress(const Program& program, const Op& op);
 
 // The key of the data that a member sends.

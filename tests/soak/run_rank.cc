@@ -29,17 +29,6 @@ using halfwire::testing::Rank;
 constexpr size_t kGuard = 64;
 constexpr uint8_t kGuardByte = 0xa5;
 
-WireFormat wireFormat(const Program& program) {
-  WireFormat f;
-  const std::string& element = program.settings.at("HALFWIRE_FORMAT");
-  f.element = element == "e5m2"   ? ElementFormat::kE5M2
-              : element == "int8" ? ElementFormat::kInt8
-                                  : ElementFormat::kE4M3;
-  f.scale = program.settings.at("HALFWIRE_SCALE") == "e8m0" ? ScaleFormat::kE8M0 : ScaleFormat::kFp32;
-  f.block = static_cast<uint16_t>(std::stoi(program.settings.at("HALFWIRE_BLOCK")));
-  return f;
-}
-
 // What the checks of one rank found.
 class Findings {
  public:
@@ -197,7 +186,7 @@ struct Task {
     const bool checker = op->id % memberCount() == me;
     switch (op->kind) {
       case OpKind::kSendRecv:
-        return compare(inputOf(op->root), 0, 0, op->count);
+        return checkPart(op->root, 0, 0);
       case OpKind::kBroadcast:
         return checker ? checkPart(op->root, 0, 0) : std::string();
       case OpKind::kAlltoAll: {
