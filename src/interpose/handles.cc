@@ -92,14 +92,19 @@ bool onCallersPath(const char* file, const void* caller, char (&path)[PATH_MAX])
   return false;
 }
 
-// Nothing of ours is allocated or locked while NCCL's constructors run.
+// Nothing of ours is allocated, locked or caught while NCCL's constructors run.
 void* openLikeCaller(const char* file, int mode, const void* caller) {
   if (std::strchr(file, '/') == nullptr) {
     // A loaded library of this name comes before any search.
     void* loaded = std::strcmp(file, kSoname) == 0 ? realDlopen()(file, mode | RTLD_NOLOAD) : nullptr;
     if (loaded != nullptr) return loaded;
     char path[PATH_MAX];
-    if (onCallersPath(file, caller, path)) return realDlopen()(path, mode);
+    bool found = false;
+    try {
+      found = onCallersPath(file, caller, path);
+    } catch (const std::exception&) {  // out of memory
+    }
+    if (found) return realDlopen()(path, mode);
   }
   return realDlopen()(file, mode);
 }
@@ -164,10 +169,9 @@ void* openFacade(void* handle, std::string* why) {
 
 // What a program gets that opens NCCL. Reached by a jump: the return address is the program's.
 void* openNccl(const char* file, int mode) {
-  void* handle = nullptr;
+  void* const handle = openLikeCaller(file, mode, __builtin_return_address(0));
+  if (handle == nullptr) return nullptr;
   try {
-    handle = openLikeCaller(file, mode, __builtin_return_address(0));
-    if (handle == nullptr) return nullptr;
     std::string why;
     if (void* facade = openFacade(handle, &why)) {
       // The facade needs NCCL and so keeps it for as long as the program keeps the facade.
@@ -179,7 +183,6 @@ void* openNccl(const char* file, int mode) {
         "NCCL opened by handle as {} is left alone, its calls are neither counted nor compressed: {}", file,
         why));
   } catch (const std::exception&) {  // out of memory
-    if (handle == nullptr) handle = realDlopen()(file, mode);
   }
   return handle;
 }
