@@ -245,7 +245,7 @@ TEST(Schedules, MeteredIsTheEnginesTruth) {
   const auto records = readRunLogs(logs.path(), &problems);
   ASSERT_EQ(records.size(), 2u);
   int compared = 0, beyond = 0, off_reached = 0, interrupted = 0;
-  double worst_us = 0, total_metered = 0, total_truth = 0;
+  double worst_us = 0, total_metered = 0, total_least = 0, total_most = 0;
   for (const RunLogRecord& record : records) {
     ASSERT_EQ(record.meter.state, MeterState::kOn) << record.meter.words;
     EXPECT_EQ(record.meter.source, StepSource::kMarked);
@@ -278,7 +278,8 @@ TEST(Schedules, MeteredIsTheEnginesTruth) {
       const double off = std::max({0.0, least - metered, metered - most});
       ++compared;
       total_metered += metered;
-      total_truth += least;
+      total_least += least;
+      total_most += most;
       worst_us = std::max(worst_us, off);
       off_reached += std::abs(metered - least) > std::max(50.0, 0.02 * least) ? 1 : 0;
       if (off <= std::max(50.0, 0.02 * least)) continue;
@@ -288,17 +289,21 @@ TEST(Schedules, MeteredIsTheEnginesTruth) {
     }
   }
   std::printf(
-      "%d schedules, %.1f ms metered, %.1f ms true, worst %.1f us outside, %d beyond 2 %% and 50 us (%d "
+      "%d schedules, %.1f ms metered, %.1f to %.1f ms true, worst %.1f us outside, %d beyond 2 %% and 50 us "
+      "(%d "
       "against the "
       "innermost times alone), %d interrupted\n",
-      compared, total_metered * 1e-3, total_truth * 1e-3, worst_us, beyond, off_reached, interrupted);
+      compared, total_metered * 1e-3, total_least * 1e-3, total_most * 1e-3, worst_us, beyond, off_reached,
+      interrupted);
   EXPECT_EQ(compared + interrupted, 2 * (kSchedules - kWarmup));
   EXPECT_GE(compared, 500);
-  EXPECT_GT(total_truth, 1e5);
+  EXPECT_GT(total_least, 1e5);
   // Where others use the machine, a thread of the engine is taken off the processor between two of its own
   // times now and then.
   EXPECT_LE(beyond, compared / 200);
-  EXPECT_NEAR(total_metered, total_truth, 0.01 * total_truth);
+  // The truth is an interval, the wider the busier the machine.
+  EXPECT_GT(total_metered, 0.99 * total_least);
+  EXPECT_LT(total_metered, 1.01 * total_most);
 }
 
 }  // namespace
