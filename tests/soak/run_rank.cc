@@ -289,6 +289,7 @@ class RankRun {
 
   void run() {
     createComms();
+    made_ = true;
     createStreams();
     rank_.barrier();
     if (ending_ != Ending::kNone) {
@@ -318,7 +319,7 @@ class RankRun {
   // In a program whose victim dies, a failing call is what we wait for; elsewhere it is a failure.
   bool failed(ncclResult_t result, const char* what) {
     if (result == ncclSuccess || result == ncclInProgress) return false;
-    if (ending_ == Ending::kNone)
+    if (ending_ == Ending::kNone || !made_)
       RANK_FAIL(std::string(what) + " returned " + std::to_string(result) +
                 ", last error: " + ncclGetLastError(nullptr));
     noteError(result, what);
@@ -746,6 +747,7 @@ class RankRun {
   std::vector<char*> arenas_;
   std::vector<std::unique_ptr<Task>> tasks_;
   Findings findings_;
+  bool made_ = false;  // the communicators: nobody is killed or aborts before
   std::atomic<int> steps_begun_{0};
   std::mutex error_mutex_;         // guards the channel to the parent too
   std::atomic<bool> over_{false};  // an error was seen, or this rank has aborted
