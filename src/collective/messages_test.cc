@@ -7,29 +7,10 @@
 #include <random>
 
 #include "collective/test_world.h"
+#include "wire/rounded.h"
 
 namespace halfwire {
 namespace {
-
-std::vector<float> rounded(const WireFormat& f, const std::vector<float>& values) {
-  std::vector<char> packet(packetBytes(f, values.size()) + 16);
-  QuantizeJob q;
-  q.format = f;
-  q.type = DataType::kFp32;
-  q.in = values.data();
-  q.in_total = q.in_pitch = q.segment_elements = values.size();
-  q.out = packet.data();
-  reference::quantize(q);
-  std::vector<float> out(values.size());
-  DequantizeJob d;
-  d.format = f;
-  d.type = DataType::kFp32;
-  d.in = packet.data();
-  d.segment_elements = d.out_total = d.out_pitch = values.size();
-  d.out = out.data();
-  reference::dequantize(d);
-  return out;
-}
 
 struct MessageWorld {
   explicit MessageWorld(uint32_t ranks, uint64_t limit = 64u << 20) : api(fakeApi()) {

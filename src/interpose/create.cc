@@ -211,9 +211,7 @@ void useLink(Pending& p) {
   }
   if (p.compressor == nullptr) return;
   p.compressor->useChunks(link.chunk_bytes);
-  Agreement agreed;
-  agreed.chunk_bytes = link.chunk_bytes;
-  if (p.messages != nullptr) p.messages->useLimit(messageScratchLimit(agreed));
+  if (p.messages != nullptr) p.messages->useLimit(messageScratchLimit(link.chunk_bytes));
   if (settings().mode == Mode::kNoise) {
     p.verdict.note = "nothing is compressed: results of reductions get noise of one bf16 ulp";
     return;

@@ -170,7 +170,7 @@ ncclDataType_t ncclDataType(DataType type) {
   return ncclFloat32;
 }
 
-uint64_t messageScratchLimit(const Agreement& agreement) { return 4 * agreement.chunk_bytes; }
+uint64_t messageScratchLimit(uint64_t chunk_bytes) { return 4 * chunk_bytes; }
 
 bool reducesData(CollectiveOp op) {
   return op == CollectiveOp::kAllReduce || op == CollectiveOp::kReduceScatter || op == CollectiveOp::kReduce;

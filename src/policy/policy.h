@@ -97,7 +97,7 @@ Reason decideCommunicator(const Settings& settings, uint32_t ranks);
 
 // Bytes of packets of Sends and Recvs that may be in flight in one group. Larger messages than a chunk stay
 // exact: both ends know that from what was agreed.
-uint64_t messageScratchLimit(const Agreement& agreement);
+uint64_t messageScratchLimit(uint64_t chunk_bytes);
 
 // Whether an operation sums: the others move data.
 bool reducesData(CollectiveOp op);

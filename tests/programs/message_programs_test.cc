@@ -7,8 +7,7 @@
 
 #include "policy/run_log_json.h"
 #include "programs/programs.h"
-#include "wire/codec.h"
-#include "wire/reference.h"
+#include "wire/rounded.h"
 
 namespace halfwire::testing {
 namespace {
@@ -23,27 +22,6 @@ std::vector<float> message(int from, int to, int round, uint64_t count) {
   std::vector<float> values(count);
   for (uint64_t i = 0; i < count; ++i) values[i] = valueOf(from, to, round, i);
   return values;
-}
-
-std::vector<float> rounded(const std::vector<float>& values) {
-  const WireFormat format;
-  std::vector<char> packet(packetBytes(format, values.size()) + 16);
-  QuantizeJob q;
-  q.format = format;
-  q.type = DataType::kFp32;
-  q.in = values.data();
-  q.in_total = q.in_pitch = q.segment_elements = values.size();
-  q.out = packet.data();
-  reference::quantize(q);
-  std::vector<float> out(values.size());
-  DequantizeJob d;
-  d.format = format;
-  d.type = DataType::kFp32;
-  d.in = packet.data();
-  d.segment_elements = d.out_total = d.out_pitch = values.size();
-  d.out = out.data();
-  reference::dequantize(d);
-  return out;
 }
 
 // Floor 4 KiB, chunks of 256 KiB: what rank i sends rank j has from 0 bytes to more than a chunk.
@@ -75,7 +53,7 @@ RANK_PROGRAM(UnevenAllToAll) {
       const auto sent = message(peer, me, round, splitOf(peer, me));
       const uint64_t bytes = sent.size() * sizeof(float);
       const bool compressed = bytes >= 4096 && bytes <= 256 * 1024;
-      RANK_CHECK(in[peer] == (compressed ? rounded(sent) : sent));
+      RANK_CHECK(in[peer] == (compressed ? rounded({}, sent) : sent));
     }
   }
   CHECK_NCCL(ncclCommDestroy(comm));
@@ -126,8 +104,8 @@ RANK_PROGRAM(Pipeline) {
     if (grouped) CHECK_NCCL(ncclGroupEnd());
     stream.synchronize();
     for (int i = 0; i < kMessages; ++i) {
-      if (me > 0) RANK_CHECK(from_above[i] == rounded(message(me - 1, me, round + i, count)));
-      if (me + 1 < w) RANK_CHECK(from_below[i] == rounded(message(me + 1, me, round + i, count)));
+      if (me > 0) RANK_CHECK(from_above[i] == rounded({}, message(me - 1, me, round + i, count)));
+      if (me + 1 < w) RANK_CHECK(from_below[i] == rounded({}, message(me + 1, me, round + i, count)));
     }
   }
   CHECK_NCCL(ncclCommDestroy(comm));
