@@ -273,25 +273,67 @@ class IdleReasons {
   std::vector<ThreadBlocks> threads_;
 };
 
-// Stretches in which a stream stood at an event wait behind a collective while it had nothing else to run.
-void findStalls(const Timeline& t, const std::vector<uint32_t>& members, Lane* lane) {
-  // A stream of collectives that stands behind another's holds up no compute.
-  std::vector<bool> carries(t.streams.size());
-  for (const uint32_t m : members) {
-    if (trace::isCommunication(t.activities[m].kind)) carries[t.activities[m].stream] = true;
+// What the streams of a device are for.
+class StreamRoles {
+ public:
+  StreamRoles(const Timeline& t, const std::vector<uint32_t>& members) : t_(t), streams_(t.streams.size()) {
+    for (const uint32_t m : members) {
+      const Activity& a = t.activities[m];
+      Stream& s = streams_[a.stream];
+      const int64_t took = a.end_ns - a.start_ns;
+      if (trace::isCommunication(a.kind)) {
+        if (s.first == kNone) s.first = static_cast<int32_t>(m);
+        s.communication = addSaturated(s.communication, took);
+      } else if (a.kind == ActivityKind::kCompute) {
+        s.compute = addSaturated(s.compute, took);
+        compute_ = addSaturated(compute_, took);
+      }
+    }
   }
+
+  // Runs a tenth of the device's compute or more, and no collectives. What a stream that gathers the parts of
+  // a message waits for holds up the message, not the compute.
+  bool computes(int32_t stream) const {
+    const Stream& s = streams_[stream];
+    return s.first == kNone && s.compute >= compute_ / 10;
+  }
+
+  // Whoever waits for this waits for a collective: it is one, or comes behind one on a stream that does
+  // little else, such as the casts behind a reduce-scatter.
+  bool isBehindCollective(int32_t activity) const {
+    const Activity& a = t_.activities[activity];
+    if (trace::isCommunication(a.kind)) return true;
+    const Stream& s = streams_[a.stream];
+    return s.first != kNone && s.first < activity && s.communication > s.compute;
+  }
+
+ private:
+  struct Stream {
+    int32_t first = kNone;  // of its collectives
+    int64_t communication = 0, compute = 0;
+  };
+  const Timeline& t_;
+  std::vector<Stream> streams_;
+  int64_t compute_ = 0;
+};
+
+// Stretches in which a computing stream stood at an event wait behind a collective while it had nothing else
+// to run.
+void findStalls(const Timeline& t, const std::vector<uint32_t>& members, const std::vector<StepWindow>& steps,
+                Lane* lane) {
+  const StreamRoles roles(t, members);
   Spans stalls;
+  std::vector<int64_t> perhaps;
   size_t recorded = 0;
   bool inferred_stall = false;
   for (const ResolvedWait& w : resolveWaits(t, lane->device, members)) {
     ++lane->waits;
     if (w.source == WaitSource::kUnknown) ++lane->waits_unknown;
     if (w.source == WaitSource::kRecorded) ++recorded;
-    if (w.behind == kNone) continue;
-    const Activity& behind = t.activities[w.behind];
-    if (!trace::isCommunication(behind.kind)) continue;
-    if (w.next != kNone && carries[t.activities[w.next].stream]) continue;
-    int64_t to = behind.end_ns;
+    if (!roles.computes(w.stream)) continue;
+    if (w.perhaps != kNone && roles.isBehindCollective(w.perhaps)) perhaps.push_back(w.from_ns);
+    if (w.behind == kNone || !roles.isBehindCollective(w.behind)) continue;
+    int64_t to = t.activities[w.behind].end_ns;
     if (w.next != kNone) to = std::min(to, t.activities[w.next].start_ns);
     if (w.from_ns >= to) continue;
     stalls.push_back({w.from_ns, to});
@@ -299,6 +341,14 @@ void findStalls(const Timeline& t, const std::vector<uint32_t>& members, Lane* l
   }
   lane->stall_spans = unionOf(std::move(stalls));
   lane->stalled = length(lane->stall_spans);
+  std::sort(perhaps.begin(), perhaps.end());
+  for (size_t i = 0; i < steps.size(); ++i) {
+    const StepWindow& w = steps[i];
+    lane->steps[i].stalled = lengthWithin(lane->stall_spans, w.start_ns, w.end_ns);
+    const auto first = std::lower_bound(perhaps.begin(), perhaps.end(), w.start_ns);
+    const auto end = std::lower_bound(first, perhaps.end(), w.end_ns);
+    lane->steps[i].stalls_unknown = static_cast<size_t>(end - first);
+  }
   // That nothing was inferred says little while some waits may have held anything up.
   const bool none_inferred = recorded == 0 && lane->stalled == 0;
   if (lane->waits == 0 || (none_inferred && lane->waits_unknown > 0)) return;
@@ -329,7 +379,7 @@ std::vector<Lane> accountLanes(const Timeline& t) {
     const std::vector<StepWindow> steps = findSteps(t, members, lane.end_ns, &lane.steps_detected);
     Sweep(t, members, steps, &lane).run();
     reasons.explain(members, &lane);
-    findStalls(t, members, &lane);
+    findStalls(t, members, steps, &lane);
     lanes.push_back(std::move(lane));
   }
   return lanes;

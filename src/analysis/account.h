@@ -59,6 +59,8 @@ struct StepAccount {
   int64_t number = 0;
   int64_t start_ns = 0;
   Parts parts;
+  int64_t stalled = 0;        // of Lane::stalled
+  size_t stalls_unknown = 0;  // waits that began in it and may have been more of it, or not
 };
 
 // One communication interval with its share of exposed time. Simultaneous collectives share exposed time
@@ -99,8 +101,8 @@ struct Lane {
   size_t waits = 0;          // of its streams for events
   size_t waits_unknown = 0;  // those of which nothing is known (analysis/waits.h)
   StalledFrom stalled_from = StalledFrom::kNothing;
-  // A stream waited at an event behind a collective, with nothing else to run on that stream. Of no meaning
-  // where stalled_from is kNothing.
+  // A stream that computes waited at an event behind a collective, with nothing else to run on that stream. Of
+  // no meaning where stalled_from is kNothing.
   int64_t stalled = 0;
   int64_t graph_kernels = 0;
   std::vector<CommInterval> comms;  // by start

@@ -61,6 +61,7 @@ class Resolver {
 
   ResolvedWait resolve(const StreamWait& w) const {
     ResolvedWait r;
+    r.stream = w.waiting_stream;
     const Queue& own = queues_[w.waiting_stream];
     const size_t next = own.launchedBefore(w.time_ns);
     r.from_ns = w.time_ns;
@@ -103,8 +104,10 @@ class Resolver {
         behind = q.last[n - 1];
       }
     }
-    if (behind != kNone && (launch(static_cast<uint32_t>(r->next)) >= end || start - end > kWaitPasses))
+    if (behind != kNone && (launch(static_cast<uint32_t>(r->next)) >= end || start - end > kWaitPasses)) {
+      r->perhaps = behind;
       return;
+    }
     r->behind = behind;
     r->source = WaitSource::kInferred;
   }

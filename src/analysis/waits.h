@@ -18,12 +18,15 @@ enum class WaitSource : uint8_t {
 
 // Indices are into Timeline::activities.
 struct ResolvedWait {
+  int32_t stream = 0;   // that waits
   int64_t from_ns = 0;  // told to wait and done with its earlier work: what follows is the wait's doing
   // The activity that the event stood behind; kNone: nothing recorded before it, or (inferred) it held
   // nothing up.
   int32_t behind = trace::kNone;
   int32_t next = trace::kNone;  // the waiting stream's first activity launched after the wait
   WaitSource source = WaitSource::kUnknown;
+  // Of an unknown wait: what would have been taken, had the times told that it held the stream up.
+  int32_t perhaps = trace::kNone;
 };
 
 // A start lies at most this long behind what it waited for. In four recordings of a device that four

@@ -144,7 +144,9 @@ TEST(Reports, FactsHold) {
       {"x4_wait_of_which_nothing_is_known.json", "/files/0/stalled_us", nullptr},
       {"x4_wait_of_which_nothing_is_known.json", "/files/0/stalled_from", nullptr},
       // One step of a real job (FSDP2, PyTorch 2.11, four processes on one device), computed independently.
-      {"x5_fsdp2_step_unnamed_waits.json.gz", "/files/0/stalled_us", 67781.629},
+      {"x5_fsdp2_step_unnamed_waits.json.gz", "/files/0/stalled_us", 42075.158},
+      {"x5_fsdp2_step_unnamed_waits.json.gz", "/files/0/steps/0/stalled_us", 42075.158},
+      {"x5_fsdp2_step_unnamed_waits.json.gz", "/files/0/steps/0/stalls_unknown", 0},
       {"x5_fsdp2_step_unnamed_waits.json.gz", "/files/0/stalled_from", "inferred"},
       {"x5_fsdp2_step_unnamed_waits.json.gz", "/files/0/event_waits", 123},
       {"x5_fsdp2_step_unnamed_waits.json.gz", "/files/0/event_waits_unknown", 7},

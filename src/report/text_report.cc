@@ -196,7 +196,7 @@ class Text {
       return;
     }
     std::string text =
-        fmt::format("  stalled {}: a stream stood at an event behind a collective", amount(l.stalled));
+        fmt::format("  stalled {}: a computing stream stood at an event behind a collective", amount(l.stalled));
     const std::string unknown =
         l.waits_unknown > 0 ? fmt::format("nothing is known of {} of {} waits", l.waits_unknown, l.waits)
                             : "";

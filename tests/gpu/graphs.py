@@ -6,57 +6,23 @@ where graphs and eager calls on other streams follow each other without the host
 """
 
 import argparse
-import ctypes
-import os
 import sys
+
+import direct_nccl
+from direct_nccl import must, rank, world
 
 parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
 parser.add_argument("--share-gpu", action="store_true", help="all ranks use GPU 0")
 parser.add_argument("--replays", type=int, default=1000)
 options = parser.parse_args()
-rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
 if options.share_gpu:
-    # NCCL refuses two ranks on one GPU of one host; ranks that name different hosts talk through sockets.
-    for name, value in {"NCCL_HOSTID": f"rank{rank}", "NCCL_SOCKET_IFNAME": "lo", "NCCL_IB_DISABLE": "1",
-                        "NCCL_MAX_CTAS": "4"}.items():
-        os.environ.setdefault(name, value)
+    direct_nccl.share_gpu()
 
 import torch  # noqa: E402  (brings NCCL into the process)
 import torch.distributed as dist  # noqa: E402
 
-nccl = ctypes.CDLL(None)  # the first definition in the process, which is the preloaded one if there is any
-FP32, SUM = 7, 0
-
-
-class UniqueId(ctypes.Structure):
-    _fields_ = [("internal", ctypes.c_char * 128)]
-
-
-p, n, i = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int
-nccl.ncclCommInitRank.argtypes = [ctypes.POINTER(p), i, UniqueId, i]
-nccl.ncclAllReduce.argtypes = nccl.ncclReduceScatter.argtypes = [p, p, n, i, i, p, p]
-nccl.ncclAlltoAll.argtypes = [p, p, n, i, p, p]
-nccl.ncclCommDestroy.argtypes = [p]
-
-
-def must(result, what):
-    if result != 0:
-        sys.exit(f"rank {rank}: {what} failed with {result}")
-
-
-def connect():
-    dist.init_process_group("gloo")
-    torch.cuda.set_device(0 if options.share_gpu else rank)
-    torch.zeros(1, device="cuda")
-    unique = UniqueId()
-    if rank == 0:
-        must(nccl.ncclGetUniqueId(ctypes.byref(unique)), "ncclGetUniqueId")
-    box = [bytes(unique)]
-    dist.broadcast_object_list(box)
-    ctypes.memmove(ctypes.byref(unique), box[0], 128)
-    comm = p()
-    must(nccl.ncclCommInitRank(ctypes.byref(comm), world, unique, rank), "ncclCommInitRank")
-    return comm
+nccl = direct_nccl.load()
+FP32, SUM = direct_nccl.TYPES["fp32"], direct_nccl.OPERATORS["sum"]
 
 
 class Calls:
@@ -87,7 +53,8 @@ class Calls:
 
 
 def main():
-    comm = connect()
+    direct_nccl.meet(options.share_gpu)
+    comm = direct_nccl.communicator(nccl, direct_nccl.exchange_id(nccl))
     pick = torch.Generator(device="cuda").manual_seed(rank)
     source = [torch.randn(30_001 * world, generator=pick, device="cuda") for _ in range(2)]
     eager, captured, other = Calls(comm), Calls(comm), Calls(comm)

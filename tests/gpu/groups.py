@@ -10,12 +10,13 @@ Within a run grouped and ungrouped alternate; times are medians, in ms, of the s
 """
 
 import argparse
-import ctypes
 import json
-import os
 import statistics
 import sys
 import time
+
+import direct_nccl
+from direct_nccl import rank
 
 parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
 parser.add_argument("--share-gpu", action="store_true", help="all ranks use GPU 0")
@@ -36,39 +37,18 @@ if options.compare:
         print(f"{name}: ungrouped over grouped {statistics.median(ratios):.2f} ({ratios[0]:.2f} to {ratios[-1]:.2f})")
     sys.exit()
 
-rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
 if options.share_gpu:
-    # NCCL refuses two ranks on one GPU of one host; ranks that name different hosts talk through sockets.
-    for name, value in {"NCCL_HOSTID": f"rank{rank}", "NCCL_SOCKET_IFNAME": "lo", "NCCL_IB_DISABLE": "1",
-                        "NCCL_SOCKET_NTHREADS": "2", "NCCL_NSOCKS_PERTHREAD": "2", "NCCL_MAX_CTAS": "4"}.items():
-        os.environ.setdefault(name, value)
+    direct_nccl.share_gpu()
 
 import torch  # noqa: E402  (brings NCCL into the process)
 import torch.distributed as dist  # noqa: E402
 
-nccl = ctypes.CDLL(None)
-BF16, SUM = 9, 0
-
-
-class UniqueId(ctypes.Structure):
-    _fields_ = [("internal", ctypes.c_char * 128)]
-
-
-p, n, i = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int
-nccl.ncclCommInitRank.argtypes = [ctypes.POINTER(p), i, UniqueId, i]
-nccl.ncclAllReduce.argtypes = [p, p, n, i, i, p, p]
-dist.init_process_group("gloo")
-torch.cuda.set_device(0 if options.share_gpu else rank)
+nccl = direct_nccl.load()
+BF16, SUM = direct_nccl.TYPES["bf16"], direct_nccl.OPERATORS["sum"]
+direct_nccl.meet(options.share_gpu)
 count = options.kib * 512
 data = torch.ones(options.calls, count, device="cuda", dtype=torch.bfloat16)
-unique = UniqueId()
-if rank == 0:
-    assert nccl.ncclGetUniqueId(ctypes.byref(unique)) == 0
-box = [bytes(unique)]
-dist.broadcast_object_list(box)
-ctypes.memmove(ctypes.byref(unique), box[0], 128)
-comm = p()
-assert nccl.ncclCommInitRank(ctypes.byref(comm), world, unique, rank) == 0
+comm = direct_nccl.communicator(nccl, direct_nccl.exchange_id(nccl))
 stream = torch.cuda.current_stream().cuda_stream
 
 
@@ -99,6 +79,5 @@ if rank == 0:
     if options.json:
         with open(options.json, "w") as f:
             json.dump(times, f)
-nccl.ncclCommDestroy.argtypes = [p]
 nccl.ncclCommDestroy(comm)
 dist.destroy_process_group()

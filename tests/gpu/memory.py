@@ -10,13 +10,15 @@ NCCL's own memory, which the report does not name.
 """
 
 import argparse
-import ctypes
 import glob
 import json
 import os
 import sys
 import threading
 import time
+
+import direct_nccl
+from direct_nccl import rank, world
 
 parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
 parser.add_argument("what", choices=["run", "compare"])
@@ -66,25 +68,12 @@ def compare():
 
 
 def run():
-    rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     if options.share_gpu:
-        # NCCL refuses two ranks on one GPU of one host; ranks that name different hosts talk through sockets.
-        for name, value in {"NCCL_HOSTID": f"rank{rank}", "NCCL_SOCKET_IFNAME": "lo", "NCCL_IB_DISABLE": "1",
-                            "NCCL_MAX_CTAS": "4"}.items():
-            os.environ.setdefault(name, value)
+        direct_nccl.share_gpu()
     import torch
     import torch.distributed as dist
-    dist.init_process_group("gloo")
-    torch.cuda.set_device(0 if options.share_gpu else rank)
-    nccl = ctypes.CDLL(None)
-    p, n, i = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int
-
-    class UniqueId(ctypes.Structure):
-        _fields_ = [("internal", ctypes.c_char * 128)]
-
-    nccl.ncclCommInitRank.argtypes = [ctypes.POINTER(p), i, UniqueId, i]
-    nccl.ncclAllReduce.argtypes = [p, p, n, i, i, p, p]
-    nccl.ncclCommDestroy.argtypes = [p]
+    direct_nccl.meet(options.share_gpu)
+    nccl = direct_nccl.load()
     tensors = [torch.ones(count, device="cuda", dtype=torch.bfloat16) for count in sizes()]
     large = torch.ones(LARGE // 2, device="cuda", dtype=torch.bfloat16)
     stream = torch.cuda.current_stream().cuda_stream
@@ -113,16 +102,10 @@ def run():
             self.on = False
             self.thread.join()
 
-    unique = UniqueId()
-    if rank == 0:
-        assert nccl.ncclGetUniqueId(ctypes.byref(unique)) == 0
-    box = [bytes(unique)]
-    dist.broadcast_object_list(box)
-    ctypes.memmove(ctypes.byref(unique), box[0], 128)
-    comm = p()
+    unique = direct_nccl.exchange_id(nccl)
     together()
     before = used()
-    assert nccl.ncclCommInitRank(ctypes.byref(comm), world, unique, rank) == 0
+    comm = direct_nccl.communicator(nccl, unique)
     together()
     result = {"rank": rank, "sharing": world if options.share_gpu else 1, "made": used() - before}
     together()

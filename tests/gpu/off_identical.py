@@ -16,6 +16,9 @@ import json
 import os
 import sys
 
+import direct_nccl
+from direct_nccl import rank, world
+
 parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
 parser.add_argument("what", choices=["run", "compare"])
 parser.add_argument("--out", required=True, metavar="DIR")
@@ -24,6 +27,8 @@ options = parser.parse_args()
 
 # Of the largest buffer of a rank; ragged ones between the powers.
 SIZES = [8, 64, 520, 4096, 33000, 262144, 2 << 20, (16 << 20) + 1000, 64 << 20]
+FUNCTIONS = ["AllReduce", "ReduceScatter", "Reduce", "AllGather", "Broadcast", "Bcast", "AlltoAll", "Gather", "Scatter", "Send",
+             "Recv"]
 OPERATORS = ["sum", "prod", "max", "min", "avg", "premulsum"]
 
 
@@ -49,53 +54,18 @@ def compare():
 
 
 def run():
-    rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     if options.share_gpu:
-        # NCCL refuses two ranks on one GPU of one host; ranks that name different hosts talk through sockets.
-        for name, value in {"NCCL_HOSTID": f"rank{rank}", "NCCL_SOCKET_IFNAME": "lo", "NCCL_IB_DISABLE": "1",
-                            "NCCL_MAX_CTAS": "4"}.items():
-            os.environ.setdefault(name, value)
+        direct_nccl.share_gpu()
     import torch
     import torch.distributed as dist
-    dist.init_process_group("gloo")
-    torch.cuda.set_device(0 if options.share_gpu else rank)
-    torch.zeros(1, device="cuda")
-    nccl = ctypes.CDLL(None)
-    if not hasattr(nccl, "ncclGetUniqueId"):  # nothing is preloaded, and torch keeps its NCCL to itself
-        with open("/proc/self/maps") as f:
-            nccl = ctypes.CDLL(next(line.split()[-1] for line in f if "libnccl.so" in line))
-    # NCCL's numbers of types, with torch's type of the same bytes.
-    types = {"int8": (0, torch.int8), "uint8": (1, torch.uint8), "int32": (2, torch.int32), "uint32": (3, torch.int32),
-             "int64": (4, torch.int64), "uint64": (5, torch.int64), "fp16": (6, torch.float16), "fp32": (7, torch.float32),
-             "fp64": (8, torch.float64), "bf16": (9, torch.bfloat16), "e4m3": (10, torch.float8_e4m3fn),
-             "e5m2": (11, torch.float8_e5m2)}
-
-    class UniqueId(ctypes.Structure):
-        _fields_ = [("internal", ctypes.c_char * 128)]
-
-    unique = UniqueId()
-    if rank == 0:
-        assert nccl.ncclGetUniqueId(ctypes.byref(unique)) == 0
-    box = [bytes(unique)]
-    dist.broadcast_object_list(box)
-    ctypes.memmove(ctypes.byref(unique), box[0], 128)
-    nccl.ncclCommInitRank.argtypes = [ctypes.POINTER(ctypes.c_void_p), ctypes.c_int, UniqueId, ctypes.c_int]
-    comm = ctypes.c_void_p()
-    assert nccl.ncclCommInitRank(ctypes.byref(comm), world, unique, rank) == 0
-
-    p, n, i = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int
-    signatures = {"AllReduce": [p, p, n, i, i, p, p], "ReduceScatter": [p, p, n, i, i, p, p],
-                  "Reduce": [p, p, n, i, i, i, p, p], "AllGather": [p, p, n, i, p, p], "Broadcast": [p, p, n, i, i, p, p],
-                  "Bcast": [p, n, i, i, p, p], "AlltoAll": [p, p, n, i, p, p], "Gather": [p, p, n, i, i, p, p],
-                  "Scatter": [p, p, n, i, i, p, p], "Send": [p, n, i, i, p, p], "Recv": [p, n, i, i, p, p]}
-    call = {}
-    for name, signature in signatures.items():
-        function = getattr(nccl, "nccl" + name, None)
-        if function is not None:
-            function.argtypes = signature
-            call[name] = function
-    nccl.ncclRedOpCreatePreMulSum.argtypes = [ctypes.POINTER(i), p, i, i, p]
-    nccl.ncclRedOpDestroy.argtypes = [i, p]
+    direct_nccl.meet(options.share_gpu)
+    nccl = direct_nccl.load()
+    # torch's types of the same bytes.
+    types = {"int8": torch.int8, "uint8": torch.uint8, "int32": torch.int32, "uint32": torch.int32, "int64": torch.int64,
+             "uint64": torch.int64, "fp16": torch.float16, "fp32": torch.float32, "fp64": torch.float64,
+             "bf16": torch.bfloat16, "e4m3": torch.float8_e4m3fn, "e5m2": torch.float8_e5m2}
+    comm = direct_nccl.communicator(nccl, direct_nccl.exchange_id(nccl))
+    call = {name: getattr(nccl, "nccl" + name) for name in FUNCTIONS if hasattr(nccl, "nccl" + name)}
 
     pick = torch.Generator(device="cuda").manual_seed(7 + rank)
     largest = SIZES[-1]
@@ -115,7 +85,8 @@ def run():
         if result != 0:
             sys.exit(f"rank {rank}: {case} failed with {result}")
 
-    for type_name, (number, kind) in types.items():
+    for type_name, kind in types.items():
+        number = direct_nccl.TYPES[type_name]
         size_of = torch.empty(0, dtype=kind).element_size()
         full = (floats[:largest // size_of].to(kind) if kind.is_floating_point else ints[:largest // size_of].to(kind))
         for size in SIZES:

@@ -6,7 +6,6 @@ loops it must live with (DDP, FSDP2, GradScaler, accumulation, clipping). Needs 
 
 import argparse
 import json
-import math
 import os
 import statistics
 import sys
@@ -208,11 +207,27 @@ for name in ("batch", "loss", "before_clip", "_clipping", "_before", "_after", "
     setattr(Timed, name, timed(name))
 
 
-def interval(values):
-    """Mean and half the width of its 95 % interval (Student's t by the expansion of Cornish and Fisher)."""
-    n, z = len(values) - 1, 1.959964
-    t = z + (z**3 + z) / (4 * n) + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * n**2)
-    return statistics.mean(values), t * statistics.stdev(values) / math.sqrt(len(values))
+def trimmed(values):
+    """Mean of a two-dimensional tensor's rows without their lowest and highest tenths: what interrupts a step is no cost of
+    the recorder, and hits steps of both kinds."""
+    cut = values.shape[1] // 10
+    return values.sort(dim=1).values[:, cut:values.shape[1] - cut].mean(dim=1)
+
+
+def overhead_of(plain, ordinary, detailed, share):
+    """The recorder's part of a step with its 95 % interval (bootstrap, 2000 times), `share` of the steps being in detail."""
+    pick = torch.Generator().manual_seed(1)
+
+    def resampled(values):
+        values = torch.tensor(values, dtype=torch.float64)
+        again = values[torch.randint(0, len(values), (2000, len(values)), generator=pick)]
+        return torch.cat([trimmed(values[None]), trimmed(again)])
+
+    p, d = resampled(plain), resampled(detailed)
+    o = resampled(ordinary) if ordinary else p
+    all_of_it = (((1 - share) * o + share * d) / p - 1).tolist()
+    again = sorted(all_of_it[1:])
+    return all_of_it[0], again[49], again[1949]
 
 
 CASES = {"small": ("small", SMALL, dict(batch=8), {}),
@@ -222,59 +237,65 @@ CASES = {"small": ("small", SMALL, dict(batch=8), {}),
 
 
 def cost(folder):
-    print(f"cost: blocks of 20 steps with and without the recorder in turn, in one process, {args.seconds:g} s a case")
+    print(f"cost: steps with and without the recorder in turn, in one process, {args.seconds:g} s a case")
     for case in CASES if args.cases == "all" else args.cases.split(","):
         name, shape, options, settings = CASES[case]
-        end = time.perf_counter() + args.seconds
         loop = Loop(shape, clip=1.0, **options)
         for _ in range(20):
             loop.step()
         loop.recorder = recorder = Timed.attach(loop.optimizer, f"{folder}/cost-{case}", model=loop.net, dense=0, **settings)
         for _ in range(40):
             loop.step()
+        events = [torch.cuda.Event(enable_timing=True) for _ in range(201)]
+        times = {"plain": [], "ordinary": [], "detailed": []}
 
-        def block(on):
-            # The recorder stands still while closed; no step is under way at the borders of a block. A block of 20 has
-            # one step in detail, and sends and writes as many steps as it records.
-            recorder._closed = not on
+        def stretch(keep=True):
+            """200 steps, recorded or not in the order of 0110; a step ends when the device has ended it."""
+            kinds = []
             torch.cuda.synchronize()
-            start = time.perf_counter()
-            for _ in range(20):
+            events[0].record()
+            for k in range(200):
+                on = k % 4 in (1, 2)
+                recorder._closed = not on  # it stands still while closed
+                kinds.append(("detailed" if recorder._detailed else "ordinary") if on else "plain")
                 loop.step()
+                events[k + 1].record()
             torch.cuda.synchronize()
-            return (time.perf_counter() - start) / 20
+            for k in range(8, 200) if keep else ():  # the host gets ahead in the first
+                times[kinds[k]].append(events[k].elapsed_time(events[k + 1]))
 
-        for on in (True, False):
-            block(on)
+        stretch(keep=False)
         recorder.spent = {False: 0.0, True: 0.0}
-        ratios, plain = [], []
-        while len(ratios) < 8 or time.perf_counter() < end:
-            times = {}
-            for on in ((True, False), (False, True))[len(ratios) % 2]:
-                times[on] = block(on)
-            ratios.append(times[True] / times[False] - 1)
-            plain.append(times[False])
+        stretches, end = 0, time.perf_counter() + args.seconds
+        while stretches < 2 or time.perf_counter() < end:
+            stretch()
+            stretches += 1
         recorder._closed = False
         recorder.close()
-        mean, half = interval(ratios)
+        share = 1 / settings.get("every", 20)
+        mean, low, high = overhead_of(*(times[kind] for kind in times), share)
         parameters, tensors = sum(p.numel() for p in loop.model.parameters()), len(list(loop.model.parameters()))
-        in_detail = len(ratios) * (20 // settings.get("every", 20))
-        ordinary = 20 * len(ratios) - in_detail
-        host = {"ordinary_us": recorder.spent[False] / ordinary * 1e6 if ordinary else None,
+        recorded = 100 * stretches
+        in_detail = max(1, round(recorded * share))
+        host = {"ordinary_us": recorder.spent[False] / (recorded - in_detail) * 1e6 if share < 1 else None,
                 "detailed_us": recorder.spent[True] / in_detail * 1e6,
-                "mean_us": sum(recorder.spent.values()) / len(ratios) / 20 * 1e6}
-        step = statistics.median(plain)
-        report[name] = {"parameters": parameters, "tensors": tensors, "step_ms": step * 1e3, "overhead": mean,
-                        "half_width": half, "median": statistics.median(ratios), "pairs": len(ratios), "host": host}
-        print(f"  {name}: {parameters / 1e6:.1f} M parameters in {tensors} tensors, step {step * 1e3:.2f} ms, recorder "
-              f"{mean * 100:+.2f} % (95 %: {100 * (mean - half):+.2f} to {100 * (mean + half):+.2f}), median "
-              f"{statistics.median(ratios) * 100:+.2f} %, {len(ratios)} pairs\n    time of the host in the recorder: "
-              + (f"ordinary step {host['ordinary_us']:.0f} us, " if ordinary else "") +
+                "mean_us": sum(recorder.spent.values()) / recorded * 1e6}
+        step = statistics.median(times["plain"])
+        report[name] = {"parameters": parameters, "tensors": tensors, "step_ms": step, "overhead": mean, "low": low,
+                        "high": high, "steps": {kind: len(values) for kind, values in times.items()},
+                        "median_ms": {kind: statistics.median(values) for kind, values in times.items() if values},
+                        "mean_ms": {kind: statistics.fmean(values) for kind, values in times.items() if values},
+                        "host": host}
+        print(f"  {name}: {parameters / 1e6:.1f} M parameters in {tensors} tensors, step {step:.2f} ms, recorder "
+              f"{mean * 100:+.2f} % (95 %: {100 * low:+.2f} to {100 * high:+.2f})\n    median ms and number of steps: "
+              + ", ".join(f"{kind} {statistics.median(values):.2f} of {len(values)}" for kind, values in times.items() if values) +
+              f"\n    time of the host in the recorder: "
+              + (f"ordinary step {host['ordinary_us']:.0f} us, " if share < 1 else "") +
               f"step in detail {host['detailed_us']:.0f} us, mean {host['mean_us']:.0f} us, "
-              f"{100 * host['mean_us'] / step / 1e6:.2f} % of the step", flush=True)
+              f"{100 * host['mean_us'] / step / 1e3:.2f} % of the step", flush=True)
         if not settings:
             check(mean < 0.01, f"{name}: under 1 % of the step")
-        del loop, recorder, block
+        del loop, recorder, stretch
         torch.cuda.empty_cache()
 
 

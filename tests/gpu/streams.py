@@ -8,40 +8,23 @@ NCCL is called directly: torch.distributed would put all calls on one stream of 
 
 import ctypes
 import hashlib
-import os
 import random
 import sys
 
+import direct_nccl
+from direct_nccl import must, rank, world
+
 ONE_PROCESS = "--one-process" in sys.argv
-rank, world = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
 if "--share-gpu" in sys.argv:
-    for name, value in {"NCCL_HOSTID": f"rank{rank}", "NCCL_SOCKET_IFNAME": "lo", "NCCL_IB_DISABLE": "1",
-                        "NCCL_MAX_CTAS": "4"}.items():
-        os.environ.setdefault(name, value)
+    direct_nccl.share_gpu()
 
 import torch  # noqa: E402  (brings NCCL into the process)
 import torch.distributed as dist  # noqa: E402
 
-# The first definition in the process, which is the preloaded one if there is any.
-nccl = ctypes.CDLL(None)
-BF16, FP32, SUM = 9, 7, 0
+nccl = direct_nccl.load()
+BF16, FP32, SUM = direct_nccl.TYPES["bf16"], direct_nccl.TYPES["fp32"], direct_nccl.OPERATORS["sum"]
 COUNTS = {"a": 1_000_003, "b": 300_001, "c": 17}
 ROUNDS = 25
-
-
-class UniqueId(ctypes.Structure):
-    _fields_ = [("internal", ctypes.c_char * 128)]
-
-
-nccl.ncclCommInitRank.argtypes = [ctypes.POINTER(ctypes.c_void_p), ctypes.c_int, UniqueId, ctypes.c_int]
-nccl.ncclAllReduce.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int,
-                               ctypes.c_void_p, ctypes.c_void_p]
-nccl.ncclCommDestroy.argtypes = [ctypes.c_void_p]
-
-
-def must(result, what):
-    if result != 0:
-        sys.exit(f"rank {rank}: {what} failed with {result}")
 
 
 def connect():
@@ -53,19 +36,9 @@ def connect():
         comms = (ctypes.c_void_p * count)()
         must(nccl.ncclCommInitAll(comms, count, None), "ncclCommInitAll")
         return {device: ctypes.c_void_p(comms[device]) for device in range(count)}
-    dist.init_process_group("gloo")
-    device = 0 if "--share-gpu" in sys.argv else rank
-    torch.cuda.set_device(device)
-    torch.zeros(1, device="cuda")
-    unique = UniqueId()
-    if rank == 0:
-        must(nccl.ncclGetUniqueId(ctypes.byref(unique)), "ncclGetUniqueId")
-    shared = [ctypes.string_at(ctypes.byref(unique), 128)]
-    dist.broadcast_object_list(shared)
-    ctypes.memmove(ctypes.byref(unique), shared[0], 128)
-    comm = ctypes.c_void_p()
-    must(nccl.ncclCommInitRank(ctypes.byref(comm), world, unique, rank), "ncclCommInitRank")
-    return {device: comm}
+    shared = "--share-gpu" in sys.argv
+    direct_nccl.meet(shared)
+    return {0 if shared else rank: direct_nccl.communicator(nccl, direct_nccl.exchange_id(nccl))}
 
 
 def all_reduce(comm, tensor, stream):
