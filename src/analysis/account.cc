@@ -323,7 +323,7 @@ void findStalls(const Timeline& t, const std::vector<uint32_t>& members, const s
                 Lane* lane) {
   const StreamRoles roles(t, members);
   Spans stalls;
-  std::vector<int64_t> perhaps;
+  Spans perhaps;
   size_t recorded = 0;
   bool inferred_stall = false;
   for (const ResolvedWait& w : resolveWaits(t, lane->device, members)) {
@@ -331,7 +331,8 @@ void findStalls(const Timeline& t, const std::vector<uint32_t>& members, const s
     if (w.source == WaitSource::kUnknown) ++lane->waits_unknown;
     if (w.source == WaitSource::kRecorded) ++recorded;
     if (!roles.computes(w.stream)) continue;
-    if (w.perhaps != kNone && roles.isBehindCollective(w.perhaps)) perhaps.push_back(w.from_ns);
+    if (w.perhaps != kNone && roles.isBehindCollective(w.perhaps))
+      perhaps.push_back({w.from_ns, t.activities[w.perhaps].end_ns});
     if (w.behind == kNone || !roles.isBehindCollective(w.behind)) continue;
     int64_t to = t.activities[w.behind].end_ns;
     if (w.next != kNone) to = std::min(to, t.activities[w.next].start_ns);
@@ -341,13 +342,12 @@ void findStalls(const Timeline& t, const std::vector<uint32_t>& members, const s
   }
   lane->stall_spans = unionOf(std::move(stalls));
   lane->stalled = length(lane->stall_spans);
-  std::sort(perhaps.begin(), perhaps.end());
+  const Spans unknown = subtract(unionOf(std::move(perhaps)), lane->stall_spans);
   for (size_t i = 0; i < steps.size(); ++i) {
     const StepWindow& w = steps[i];
     lane->steps[i].stalled = lengthWithin(lane->stall_spans, w.start_ns, w.end_ns);
-    const auto first = std::lower_bound(perhaps.begin(), perhaps.end(), w.start_ns);
-    const auto end = std::lower_bound(first, perhaps.end(), w.end_ns);
-    lane->steps[i].stalls_unknown = static_cast<size_t>(end - first);
+    lane->steps[i].stalled_at_most =
+        lane->steps[i].stalled + lengthWithin(unknown, w.start_ns, w.end_ns);
   }
   // That nothing was inferred says little while some waits may have held anything up.
   const bool none_inferred = recorded == 0 && lane->stalled == 0;

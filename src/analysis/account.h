@@ -59,8 +59,10 @@ struct StepAccount {
   int64_t number = 0;
   int64_t start_ns = 0;
   Parts parts;
-  int64_t stalled = 0;        // of Lane::stalled
-  size_t stalls_unknown = 0;  // waits that began in it and may have been more of it, or not
+  int64_t stalled = 0;  // of Lane::stalled
+  // Had every wait of which nothing is known held its stream up until the last collective that ended while the
+  // stream stood there.
+  int64_t stalled_at_most = 0;
 };
 
 // One communication interval with its share of exposed time. Simultaneous collectives share exposed time

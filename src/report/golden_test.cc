@@ -146,7 +146,7 @@ TEST(Reports, FactsHold) {
       // One step of a real job (FSDP2, PyTorch 2.11, four processes on one device), computed independently.
       {"x5_fsdp2_step_unnamed_waits.json.gz", "/files/0/stalled_us", 42075.158},
       {"x5_fsdp2_step_unnamed_waits.json.gz", "/files/0/steps/0/stalled_us", 42075.158},
-      {"x5_fsdp2_step_unnamed_waits.json.gz", "/files/0/steps/0/stalls_unknown", 0},
+      {"x5_fsdp2_step_unnamed_waits.json.gz", "/files/0/steps/0/stalled_at_most_us", 42075.158},
       {"x5_fsdp2_step_unnamed_waits.json.gz", "/files/0/stalled_from", "inferred"},
       {"x5_fsdp2_step_unnamed_waits.json.gz", "/files/0/event_waits", 123},
       {"x5_fsdp2_step_unnamed_waits.json.gz", "/files/0/event_waits_unknown", 7},

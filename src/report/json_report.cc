@@ -94,7 +94,7 @@ ordered_json lane(const analysis::Analysis& a, const analysis::LaneReport& r) {
     s["start_us"] = us(step.start_ns);
     addParts(&s, step.parts);
     s["stalled_us"] = stalled_known ? ordered_json(us(step.stalled)) : ordered_json(nullptr);
-    s["stalls_unknown"] = step.stalls_unknown;
+    s["stalled_at_most_us"] = stalled_known ? ordered_json(us(step.stalled_at_most)) : ordered_json(nullptr);
     j["steps"].push_back(std::move(s));
   }
   j["steps_from"] = r.lane.steps.empty() ? "none" : r.lane.steps_detected ? "collectives" : "annotations";

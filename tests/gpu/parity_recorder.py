@@ -214,20 +214,19 @@ def trimmed(values):
     return values.sort(dim=1).values[:, cut:values.shape[1] - cut].mean(dim=1)
 
 
-def overhead_of(plain, ordinary, detailed, share):
-    """The recorder's part of a step with its 95 % interval (bootstrap, 2000 times), `share` of the steps being in detail."""
-    pick = torch.Generator().manual_seed(1)
-
-    def resampled(values):
-        values = torch.tensor(values, dtype=torch.float64)
-        again = values[torch.randint(0, len(values), (2000, len(values)), generator=pick)]
-        return torch.cat([trimmed(values[None]), trimmed(again)])
-
-    p, d = resampled(plain), resampled(detailed)
-    o = resampled(ordinary) if ordinary else p
-    all_of_it = (((1 - share) * o + share * d) / p - 1).tolist()
-    again = sorted(all_of_it[1:])
-    return all_of_it[0], again[49], again[1949]
+def overhead_of(cycles, share):
+    """The recorder's part of a step with its 95 % interval (bootstrap, 2000 times). `cycles`: times of four steps of which the
+    second and third were recorded, apart for those with a step in detail, which are `share` of all."""
+    pick, total = torch.Generator().manual_seed(1), torch.zeros(2001, dtype=torch.float64)
+    for kind, part in (("ordinary", 1 - share), ("detailed", share)):
+        if part == 0:
+            continue
+        t = torch.tensor(cycles[kind], dtype=torch.float64)
+        ratios = (t[:, 1] + t[:, 2]) / (t[:, 0] + t[:, 3]) - 1
+        again = ratios[torch.randint(0, len(ratios), (2000, len(ratios)), generator=pick)]
+        total += part * torch.cat([trimmed(ratios[None]), trimmed(again)])
+    again = sorted(total[1:].tolist())
+    return total[0].item(), again[49], again[1949]
 
 
 CASES = {"small": ("small", SMALL, dict(batch=8), {}),
@@ -246,51 +245,49 @@ def cost(folder):
         loop.recorder = recorder = Timed.attach(loop.optimizer, f"{folder}/cost-{case}", model=loop.net, dense=0, **settings)
         for _ in range(40):
             loop.step()
-        events = [torch.cuda.Event(enable_timing=True) for _ in range(201)]
-        times = {"plain": [], "ordinary": [], "detailed": []}
+        events = [torch.cuda.Event(enable_timing=True) for _ in range(101)]
+        cycles = {"ordinary": [], "detailed": []}
 
         def stretch(keep=True):
-            """200 steps, recorded or not in the order of 0110; a step ends when the device has ended it."""
-            kinds = []
+            """100 steps, recorded or not in the order of 0110; a step ends when the device has ended it."""
+            detailed = [False] * 25
             torch.cuda.synchronize()
             events[0].record()
-            for k in range(200):
+            for k in range(100):
                 on = k % 4 in (1, 2)
                 recorder._closed = not on  # it stands still while closed
-                kinds.append(("detailed" if recorder._detailed else "ordinary") if on else "plain")
+                detailed[k // 4] |= on and recorder._detailed
                 loop.step()
                 events[k + 1].record()
             torch.cuda.synchronize()
-            for k in range(8, 200) if keep else ():  # the host gets ahead in the first
-                times[kinds[k]].append(events[k].elapsed_time(events[k + 1]))
+            took = [a.elapsed_time(b) for a, b in zip(events, events[1:])]
+            for c in range(1, 25) if keep else ():  # in the first the host gets ahead
+                cycles["detailed" if detailed[c] else "ordinary"].append(took[4 * c:4 * c + 4])
 
         stretch(keep=False)
         recorder.spent = {False: 0.0, True: 0.0}
         stretches, end = 0, time.perf_counter() + args.seconds
-        while stretches < 2 or time.perf_counter() < end:
+        while stretches < 8 or time.perf_counter() < end:
             stretch()
             stretches += 1
         recorder._closed = False
         recorder.close()
-        share = 1 / settings.get("every", 20)
-        mean, low, high = overhead_of(*(times[kind] for kind in times), share)
+        every = settings.get("every", 20)
+        mean, low, high = overhead_of(cycles, min(1, 2 / every))
         parameters, tensors = sum(p.numel() for p in loop.model.parameters()), len(list(loop.model.parameters()))
-        recorded = 100 * stretches
-        in_detail = max(1, round(recorded * share))
-        host = {"ordinary_us": recorder.spent[False] / (recorded - in_detail) * 1e6 if share < 1 else None,
+        recorded = 50 * stretches
+        in_detail = max(1, round(recorded / every))
+        host = {"ordinary_us": recorder.spent[False] / (recorded - in_detail) * 1e6 if every > 1 else None,
                 "detailed_us": recorder.spent[True] / in_detail * 1e6,
                 "mean_us": sum(recorder.spent.values()) / recorded * 1e6}
-        step = statistics.median(times["plain"])
+        whole = cycles["ordinary"] + cycles["detailed"]
+        step = statistics.median(t for c in whole for t in (c[0], c[3]))
         report[name] = {"parameters": parameters, "tensors": tensors, "step_ms": step, "overhead": mean, "low": low,
-                        "high": high, "steps": {kind: len(values) for kind, values in times.items()},
-                        "median_ms": {kind: statistics.median(values) for kind, values in times.items() if values},
-                        "mean_ms": {kind: statistics.fmean(values) for kind, values in times.items() if values},
-                        "host": host}
+                        "high": high, "host": host, "cycles_ms": cycles}
         print(f"  {name}: {parameters / 1e6:.1f} M parameters in {tensors} tensors, step {step:.2f} ms, recorder "
-              f"{mean * 100:+.2f} % (95 %: {100 * low:+.2f} to {100 * high:+.2f})\n    median ms and number of steps: "
-              + ", ".join(f"{kind} {statistics.median(values):.2f} of {len(values)}" for kind, values in times.items() if values) +
-              f"\n    time of the host in the recorder: "
-              + (f"ordinary step {host['ordinary_us']:.0f} us, " if share < 1 else "") +
+              f"{mean * 100:+.2f} % (95 %: {100 * low:+.2f} to {100 * high:+.2f}), {2 * len(whole)} steps with and as many without\n"
+              "    time of the host in the recorder: "
+              + (f"ordinary step {host['ordinary_us']:.0f} us, " if every > 1 else "") +
               f"step in detail {host['detailed_us']:.0f} us, mean {host['mean_us']:.0f} us, "
               f"{100 * host['mean_us'] / step / 1e3:.2f} % of the step", flush=True)
         if not settings:
