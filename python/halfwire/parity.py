@@ -98,6 +98,18 @@ def _put(slot, value):
     slot.copy_(value if value.dim() == 0 else value.reshape(()), non_blocking=True)
 
 
+def _in_one_piece(scalars):
+    """The vector of which these tensors of one element are the elements, in order, if there is one: torch makes one for what
+    _foreach_norm returns, and to copy it is one call of many less."""
+    first, last, count = scalars[0], scalars[-1], len(scalars)
+    storage, size = first.untyped_storage(), first.element_size()
+    if (storage.nbytes() != count * size or storage.data_ptr() != first.data_ptr()
+            or last.untyped_storage().data_ptr() != storage.data_ptr() or last.dtype != first.dtype
+            or last.data_ptr() - first.data_ptr() != (count - 1) * size):
+        return None
+    return first.as_strided((count,), (1,))
+
+
 def _plain_name(name):
     for part in ("module.", "_orig_mod.", "_fsdp_wrapped_module.", "_checkpoint_wrapped_module."):
         name = name.replace(part, "")
@@ -364,7 +376,7 @@ class Recorder:
         return cls(optimizer, path, **options)
 
     def __init__(self, optimizer, path, *, model=None, scaler=None, accumulation=1, seed=None, warmup=None, step=0,
-                 dense=32, every=20, sample_bytes=_SAMPLE_BYTES, samples_per_step=None, rank=None, world_size=None,
+                 dense=32, every=32, sample_bytes=_SAMPLE_BYTES, samples_per_step=None, rank=None, world_size=None,
                  sharded=None, reduced=None, tied_expected=None, dropout=None):
         _need_torch()
         self._closed, self._fd = True, -1  # until all is set up
@@ -782,7 +794,10 @@ class Recorder:
                 norms = torch._foreach_norm(grads, 2)
         if norms is None:
             norms = [torch.linalg.vector_norm(g, dtype=dtype) for g in grads]
-        if hasattr(torch, "_foreach_copy_"):
+        whole = _in_one_piece(norms)
+        if whole is not None:
+            block.norm_region[at:at + len(grads)].copy_(whole, non_blocking=True)
+        elif hasattr(torch, "_foreach_copy_"):
             torch._foreach_copy_(block.norm_slots[at:at + len(grads)], norms)
         else:
             block.norm_region[at:at + len(grads)].copy_(torch.stack(norms))

@@ -272,7 +272,7 @@ def cost(folder):
             stretches += 1
         recorder._closed = False
         recorder.close()
-        every = settings.get("every", 20)
+        every = recorder._every
         mean, low, high = overhead_of(cycles, min(1, 2 / every))
         parameters, tensors = sum(p.numel() for p in loop.model.parameters()), len(list(loop.model.parameters()))
         recorded = 50 * stretches

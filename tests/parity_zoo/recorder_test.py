@@ -479,7 +479,7 @@ class RecorderTest(unittest.TestCase):
             scaler = Scaler(2.0) if scaled else None
             # On a device elements that are not finite are not counted, and batches hashed there.
             with mock.patch.object(Recorder, "_count_nonfinite", lambda *_: None):
-                recorder = Counted.attach(optimizer, self.path(f"scaled{scaled}"), model=model, dense=0, scaler=scaler)
+                recorder = Counted.attach(optimizer, self.path(f"scaled{scaled}"), model=model, dense=0, every=20, scaler=scaler)
                 recorder._hashes_on_host = False
                 for i in range(121):
                     counts.append(0)
