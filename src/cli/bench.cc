@@ -54,7 +54,7 @@ Result<T> choose(const char* option, const std::string& text, const Name<T> (&na
 }
 
 constexpr Name<ElementFormat> kFormats[] = {
-    {"e4m3", ElementFormat::kE4M3}, {"e5m2", ElementFormat::kE5M2}, {"int8", ElementFormat::kInt8}};
+    {"e4m3", ElementFormat::kE4M3}, {"e3m4", ElementFormat::kE3M4}, {"e5m2", ElementFormat::kE5M2}, {"int8", ElementFormat::kInt8}};
 constexpr Name<ScaleFormat> kScales[] = {{"fp32", ScaleFormat::kFp32}, {"e8m0", ScaleFormat::kE8M0}};
 constexpr Name<uint16_t> kBlocks[] = {{"32", 32}, {"64", 64}, {"128", 128}, {"256", 256}};
 constexpr Name<DataType> kInputs[] = {
@@ -465,7 +465,7 @@ void addBenchCommand(CLI::App& app, int* exit_code) {
         ->allow_extra_args(false)
         ->default_str("");
   };
-  list(c, "--format", codec->formats, "LIST", "of e4m3, e5m2, int8 (default: e4m3)");
+  list(c, "--format", codec->formats, "LIST", "of e4m3, e3m4, e5m2, int8 (default: e4m3)");
   list(c, "--block", codec->blocks, "LIST", "of 32, 64, 128, 256 (default: 128)");
   list(c, "--scale", codec->scales, "LIST", "of fp32, e8m0 (default: fp32)");
   list(c, "--input", codec->inputs, "LIST", "of bf16, fp16, fp32 (default: bf16)");
@@ -501,7 +501,7 @@ void addBenchCommand(CLI::App& app, int* exit_code) {
   text(k, "--op", collective->op, "OP",
        "allreduce, reducescatter, allgather or alltoall (default: allreduce)");
   text(k, "--type", collective->type, "TYPE", "bf16, fp16 or fp32 (default: bf16)");
-  text(k, "--format", collective->format, "FORMAT", "e4m3, e5m2 or int8 (default: e4m3)");
+  text(k, "--format", collective->format, "FORMAT", "e4m3, e3m4, e5m2 or int8 (default: e4m3)");
   text(k, "--block", collective->block, "N", "32, 64, 128 or 256 (default: 128)");
   text(k, "--scale", collective->scale, "SCALE", "fp32 or e8m0 (default: fp32)");
   text(k, "--chunk-bytes", collective->chunk, "SIZE",

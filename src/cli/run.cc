@@ -55,7 +55,7 @@ struct RunOptions {
        "measure how long streams wait for collectives, beneath any mode (default: off; --mode meter turns it "
        "on)"},
       {"--meter-every", "HALFWIRE_METER_EVERY", "N", "in one step of so many (default: 16)"},
-      {"--format", "HALFWIRE_FORMAT", "FORMAT", "element format: e4m3, e5m2 or int8 (default: e4m3)"},
+      {"--format", "HALFWIRE_FORMAT", "FORMAT", "element format: e4m3, e3m4, e5m2 or int8 (default: e4m3)"},
       {"--block", "HALFWIRE_BLOCK", "N", "elements that share a scale: 32, 64, 128 or 256 (default: 128)"},
       {"--scale", "HALFWIRE_SCALE", "SCALE", "scale format: fp32 or e8m0 (default: fp32)"},
       {"--ops", "HALFWIRE_OPS", "LIST",

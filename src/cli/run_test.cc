@@ -210,7 +210,7 @@ TEST_F(Run, SignalsArePassedOn) {
 
 TEST_F(Run, BadOptionsAreRefusedBeforeAnythingRuns) {
   expectRefused({"--mode", "on"}, "--mode 'on' is not valid: use off, ");
-  expectRefused({"--format", "e4m4"}, "--format 'e4m4' is not valid: use e4m3, e5m2 or int8");
+  expectRefused({"--format", "e4m4"}, "--format 'e4m4' is not valid: use e4m3, e3m4, e5m2 or int8");
   expectRefused({"--block", "100"}, "--block '100' is not valid");
   expectRefused({"--scale", "fp16"}, "--scale 'fp16' is not valid");
   expectRefused({"--ops", "send"}, "--ops 'send' is not valid");

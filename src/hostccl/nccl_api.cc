@@ -347,6 +347,18 @@ ncclResult_t ncclCommInitRankConfig(ncclComm_t* comm, int nranks, ncclUniqueId i
   });
 }
 
+ncclResult_t ncclCommInitRankScalable(ncclComm_t* comm, int nranks, int rank, int ids, ncclUniqueId* id,
+                                      ncclConfig_t* config) {
+  return grouped([&](Group& group) -> Outcome {
+    if (Outcome o = checkConfig("ncclCommInitRankScalable", config); !o.ok()) return o;
+    if (id == nullptr || ids < 1 || ids > nranks)
+      return invalid("ncclCommInitRankScalable", "there must be from one id to one for each rank");
+    // Several ids spread the load of meeting over several roots; here one is enough for all.
+    return initRank("ncclCommInitRankScalable", comm, nranks, id[0], rank, currentDevice(),
+                    isBlocking(config, true), group);
+  });
+}
+
 ncclResult_t ncclCommInitRank(ncclComm_t* comm, int nranks, ncclUniqueId id, int rank) {
   return grouped([&](Group& group) {
     return initRank("ncclCommInitRank", comm, nranks, id, rank, currentDevice(), isBlocking(nullptr, true),
@@ -632,6 +644,7 @@ HALFWIRE_TWIN(ncclGetVersion)
 HALFWIRE_TWIN(ncclGetUniqueId)
 HALFWIRE_TWIN(ncclCommInitRankConfig)
 HALFWIRE_TWIN(ncclCommInitRank)
+HALFWIRE_TWIN(ncclCommInitRankScalable)
 HALFWIRE_TWIN(ncclCommInitAll)
 HALFWIRE_TWIN(ncclCommFinalize)
 HALFWIRE_TWIN(ncclCommDestroy)

@@ -183,10 +183,11 @@ HALFWIRE_EXPORT ncclResult_t
         return real->api.ncclCommInitRankScalable(newcomm, nranks, myrank, nId, commIds, config);
       };
       if (fromNccl(*real, __builtin_return_address(0)) || newcomm == nullptr || nranks < 1 || myrank < 0 ||
-          myrank >= nranks)
+          myrank >= nranks || nId < 1 || commIds == nullptr)
         return init();
       if (const ncclResult_t bad = checkSettings(); bad != ncclSuccess) return bad;
-      return create(startUnfollowed(*real, newcomm, nranks, myrank), init);
+      // Every rank is given the same ids in the same order: the first says where they meet.
+      return create(startCommunicator(*real, newcomm, nranks, myrank, commIds[0], config), init);
     })}
 
 HALFWIRE_EXPORT ncclResult_t

@@ -57,7 +57,7 @@ const char* reasonText(Reason reason) {
     case Reason::kMemberNotReady:
       return "a member could not get its scratch memory or load the kernels";
     case Reason::kCreatedOutside:
-      return "made in a way that is not followed (scalable init, shrink, or an id from elsewhere)";
+      return "made in a way that is not followed (shrink, or an id from elsewhere)";
     case Reason::kTooManyRanks:
       return "more than 32 ranks: a flat all-to-all would connect too many pairs";
     case Reason::kOneConnection:

@@ -33,7 +33,7 @@ enum class Reason : uint8_t {
   kJobSizeUnknown,     // --comms world, but no launcher said how many ranks the job has
   kNonBlocking,        // a member is non-blocking
   kMemberNotReady,     // a member could not allocate scratch or load kernels
-  kCreatedOutside,     // made in a way that is not followed (InitRankScalable, Shrink, an id from elsewhere)
+  kCreatedOutside,     // made in a way that is not followed (Shrink, an id from elsewhere)
   kTooManyRanks,       // more ranks than a flat all-to-all should connect
   kOneConnection,      // CUDA_DEVICE_MAX_CONNECTIONS=1
   kOpNotAsked,         // --ops does not name the operation

@@ -139,7 +139,7 @@ void parseShadows(const RunLogCommunicator& in, RunLogComm* out) {
     if (key == 0) continue;
     const uint32_t op = (key - 1) & 0xff, element = (key - 1) >> 16 & 3, scale = (key - 1) >> 18 & 3;
     const uint32_t block_log2 = (key - 1) >> 20;
-    if (op >= static_cast<uint32_t>(CollectiveOp::kCount) || element > 2 || scale > 1 || block_log2 < 5 ||
+    if (op >= static_cast<uint32_t>(CollectiveOp::kCount) || element >= kElementFormatCount || scale > 1 || block_log2 < 5 ||
         block_log2 > 8)
       continue;  // never ours
     RunLogShadowed shadow;
@@ -691,7 +691,7 @@ void readCommunicator(const nlohmann::json& json, Status* status, RunLogComm* co
     JsonFields g(sample, status);
     g.choice("operation", static_cast<size_t>(CollectiveOp::kCount), opWord, &s.op);
     g.choice("type", ncclNumTypes + 1, typeWord, &s.type);
-    g.choice("element", 3, elementWord, &s.format.element);
+    g.choice("element", kElementFormatCount, elementWord, &s.format.element);
     g.choice("scale", 2, scaleWord, &s.format.scale);
     g.number("block", &s.format.block);
     g.number("bytes", &s.bytes);

@@ -89,9 +89,9 @@ int32_t worldSize(const std::function<const char*(const char*)>& lookup) {
 }
 
 std::optional<ElementFormat> parseElement(std::string_view text) {
-  if (text == "e4m3") return ElementFormat::kE4M3;
-  if (text == "e5m2") return ElementFormat::kE5M2;
-  if (text == "int8") return ElementFormat::kInt8;
+  for (const ElementFormat format : kElementFormats) {
+    if (text == elementFormatName(format)) return format;
+  }
   return std::nullopt;
 }
 
@@ -142,7 +142,7 @@ Result<Settings> readSettings(const std::function<const char*(const char*)>& loo
 
   if (const std::string_view format = text("HALFWIRE_FORMAT"); !format.empty()) {
     const auto element = parseElement(format);
-    if (!element) return invalid("HALFWIRE_FORMAT", format, "e4m3, e5m2 or int8");
+    if (!element) return invalid("HALFWIRE_FORMAT", format, "e4m3, e3m4, e5m2 or int8");
     s.format.element = *element;
   }
 
@@ -167,7 +167,7 @@ Result<Settings> readSettings(const std::function<const char*(const char*)>& loo
     for (std::string_view rest = formats; s.shadow_formats.size() < 8;) {
       const size_t comma = rest.find(',');
       const auto element = parseElement(rest.substr(0, comma));
-      if (!element) return invalid("HALFWIRE_SHADOW_FORMATS", formats, "a list of e4m3, e5m2 and int8");
+      if (!element) return invalid("HALFWIRE_SHADOW_FORMATS", formats, "a list of e4m3, e3m4, e5m2 and int8");
       s.shadow_formats.push_back({*element, s.format.scale, s.format.block});
       if (comma == std::string_view::npos) break;
       rest.remove_prefix(comma + 1);
@@ -277,18 +277,6 @@ std::string describeSettings(const Settings& s) {
                      elementFormatName(s.format.element), s.format.block, scaleFormatName(s.format.scale),
                      ops, comms, s.min_bytes ? formatBytes(*s.min_bytes) : "auto",
                      s.chunk_bytes ? formatBytes(*s.chunk_bytes) : "auto");
-}
-
-const char* elementFormatName(ElementFormat format) {
-  switch (format) {
-    case ElementFormat::kE4M3:
-      return "e4m3";
-    case ElementFormat::kE5M2:
-      return "e5m2";
-    case ElementFormat::kInt8:
-      return "int8";
-  }
-  return "?";
 }
 
 const char* scaleFormatName(ScaleFormat scale) { return scale == ScaleFormat::kFp32 ? "fp32" : "e8m0"; }

@@ -81,7 +81,7 @@ struct Settings {
 // Reads the variables through `getenv`-like `lookup`. Every value is checked; the error names the variable
 // and what it may hold. Variables: HALFWIRE_MODE off|meter|wire|noise (meter: off with HALFWIRE_METER on),
 // HALFWIRE_SEED, HALFWIRE_SHADOW_FORMATS (element formats), HALFWIRE_SHADOW_EVERY, HALFWIRE_SHADOW_BYTES,
-// HALFWIRE_FORMAT e4m3|e5m2|int8, HALFWIRE_BLOCK 32|64|128|256, HALFWIRE_SCALE fp32|e8m0, HALFWIRE_OPS
+// HALFWIRE_FORMAT e4m3|e3m4|e5m2|int8, HALFWIRE_BLOCK 32|64|128|256, HALFWIRE_SCALE fp32|e8m0, HALFWIRE_OPS
 // allreduce,reducescatter,reduce,allgather,broadcast,alltoall,gather,scatter,sendrecv and NAME-fp32,
 // HALFWIRE_COMMS world|all|size:N, HALFWIRE_MIN_BYTES, HALFWIRE_CHUNK_BYTES, HALFWIRE_OVERLAP auto|on|off,
 // HALFWIRE_METER on|off, HALFWIRE_METER_EVERY, HALFWIRE_HANDLES on|off, HALFWIRE_LOG_DIR, HALFWIRE_ADDRESS,
@@ -96,7 +96,6 @@ uint64_t settingsDigest(const Settings& settings);
 // "wire e4m3/128/fp32, allreduce+reducescatter, comms world (4 ranks), from 4 MiB".
 std::string describeSettings(const Settings& settings);
 
-const char* elementFormatName(ElementFormat format);
 const char* scaleFormatName(ScaleFormat scale);
 
 }  // namespace halfwire

@@ -187,9 +187,11 @@ template <ElementFormat F, CodecPath P>
 HALFWIRE_HOST_DEVICE uint32_t encode4(const float (&z)[4]) {
   if constexpr (F == ElementFormat::kInt8) return encodeInt8(z);
 #ifdef HALFWIRE_HARDWARE_FP8
-  if constexpr (F != ElementFormat::kInt8 && P == CodecPath::kHardware) return encodeHardware<F>(z);
+  if constexpr (F != ElementFormat::kInt8 && F != ElementFormat::kE3M4 && P == CodecPath::kHardware)
+    return encodeHardware<F>(z);
 #endif
   if constexpr (F == ElementFormat::kE4M3) return encodeFloat8<3, 121>(z);
+  if constexpr (F == ElementFormat::kE3M4) return encodeFloat8<4, 125>(z);
   return encodeFloat8<2, 113>(z);
 }
 
@@ -210,7 +212,8 @@ HALFWIRE_HOST_DEVICE uint32_t markNonFinite(uint32_t codes, const float (&y)[4],
 // Bit 7 of each byte that is a not-finite code.
 template <ElementFormat F>
 HALFWIRE_HOST_DEVICE uint32_t nonFiniteBytes(uint32_t codes) {
-  if constexpr (F == ElementFormat::kE4M3) return ((codes & 0x7f7f7f7fu) + 0x01010101u) & 0x80808080u;
+  if constexpr (F == ElementFormat::kE4M3 || F == ElementFormat::kE3M4)
+    return ((codes & 0x7f7f7f7fu) + 0x01010101u) & 0x80808080u;
   if constexpr (F == ElementFormat::kE5M2) return ((codes & 0x7f7f7f7fu) + 0x04040404u) & 0x80808080u;
   const uint32_t x = codes ^ 0x80808080u;  // a byte is 0 exactly where the code is -128
   return ~(((x & 0x7f7f7f7fu) + 0x7f7f7f7fu) | x) & 0x80808080u;
@@ -266,14 +269,14 @@ HALFWIRE_HOST_DEVICE void decode4(uint32_t codes, float (&q)[4]) {
     return;
   }
 #endif
-  if constexpr (F == ElementFormat::kE4M3) {
-    HALFWIRE_UNROLL
-    for (int i = 0; i < 4; ++i) {
-      // Exponent and mantissa at the bottom of fp32's exponent and the top of its mantissa are the value
-      // times 2^-120, subnormals included.
-      const uint32_t top = pickBytes(codes, 0, 0x0444u | (static_cast<uint32_t>(i) << 12));
-      q[i] = mulRn(floatOf(static_cast<uint32_t>(static_cast<int32_t>(top) >> 4) & 0x87f00000u), 0x1p120f);
-    }
+  constexpr bool kWide = F == ElementFormat::kE3M4;
+  HALFWIRE_UNROLL
+  for (int i = 0; i < 4; ++i) {
+    // Exponent and mantissa at the bottom of fp32's exponent and the top of its mantissa are the value times
+    // 2^-120 (e3m4: 2^-124), subnormals included.
+    const auto top = static_cast<int32_t>(pickBytes(codes, 0, 0x0444u | (static_cast<uint32_t>(i) << 12)));
+    const uint32_t bits = static_cast<uint32_t>(kWide ? top >> 5 : top >> 4);
+    q[i] = mulRn(floatOf(bits & (kWide ? 0x83f80000u : 0x87f00000u)), kWide ? 0x1p124f : 0x1p120f);
   }
 }
 

@@ -143,6 +143,7 @@ void compareAllQuantize() {
 TEST(CudaArithmeticTest, QuantizeE4M3) { compareAllQuantize<ElementFormat::kE4M3>(); }
 TEST(CudaArithmeticTest, QuantizeE5M2) { compareAllQuantize<ElementFormat::kE5M2>(); }
 TEST(CudaArithmeticTest, QuantizeInt8) { compareAllQuantize<ElementFormat::kInt8>(); }
+TEST(CudaArithmeticTest, QuantizeE3M4) { compareAllQuantize<ElementFormat::kE3M4>(); }
 
 template <ElementFormat F>
 void compareAllDequantize() {
@@ -171,11 +172,13 @@ TEST(CudaArithmeticTest, AnyNonFiniteAgreesWithWhich) {
   compareAnyNonFinite<ElementFormat::kE4M3>();
   compareAnyNonFinite<ElementFormat::kE5M2>();
   compareAnyNonFinite<ElementFormat::kInt8>();
+  compareAnyNonFinite<ElementFormat::kE3M4>();
 }
 
 TEST(CudaArithmeticTest, DequantizeE4M3) { compareAllDequantize<ElementFormat::kE4M3>(); }
 TEST(CudaArithmeticTest, DequantizeE5M2) { compareAllDequantize<ElementFormat::kE5M2>(); }
 TEST(CudaArithmeticTest, DequantizeInt8) { compareAllDequantize<ElementFormat::kInt8>(); }
+TEST(CudaArithmeticTest, DequantizeE3M4) { compareAllDequantize<ElementFormat::kE3M4>(); }
 
 template <ElementFormat F>
 void compareQuotient() {
@@ -200,6 +203,7 @@ TEST(CudaArithmeticTest, QuotientIsCorrectlyRoundedForEveryMantissa) {
   compareQuotient<ElementFormat::kE4M3>();
   compareQuotient<ElementFormat::kE5M2>();
   compareQuotient<ElementFormat::kInt8>();
+  compareQuotient<ElementFormat::kE3M4>();
 }
 
 }  // namespace

@@ -27,10 +27,10 @@ struct Kernel {
 constexpr uint32_t kPacketTarget = 3;
 constexpr uint32_t kAnyPath = 2;
 
-// Where both paths run the same code, there is one kernel: int8 has no FP8 in it, and reading e5m2 is cutting
+// Where both paths run the same code, there is one kernel: int8 and e3m4 are not formats of the hardware, and reading e5m2 is cutting
 // fp16 numbers.
 constexpr bool pathsDiffer(Operation operation, ElementFormat format, uint32_t target) {
-  if (format == ElementFormat::kInt8) return false;
+  if (format == ElementFormat::kInt8 || format == ElementFormat::kE3M4) return false;
   if (format == ElementFormat::kE4M3 || operation == Operation::kQuantize) return true;
   return operation == Operation::kReduce && target == kPacketTarget;
 }
@@ -38,14 +38,14 @@ constexpr bool pathsDiffer(Operation operation, ElementFormat format, uint32_t t
 struct Table {
   std::array<Kernel, kCudaKernels> kernel{};
   // kernel index + 1 by [operation][format][target][path][log2(blocks)]
-  uint8_t index[3][3][4][2][3] = {};
+  uint8_t index[3][kElementFormatCount][4][2][3] = {};
   uint32_t size = 0;
 };
 
 constexpr Table makeTable() {
   Table table;
   for (uint32_t o = 0; o < 3; ++o) {
-    for (uint32_t f = 0; f < 3; ++f) {
+    for (uint32_t f = 0; f < kElementFormatCount; ++f) {
       for (uint32_t t = 0; t < 4; ++t) {
         const auto operation = static_cast<Operation>(o);
         const auto format = static_cast<ElementFormat>(f);
@@ -89,7 +89,6 @@ uint32_t kernelIndex(Operation operation, ElementFormat format, uint32_t target,
 
 std::array<std::string, kCudaKernels> makeNames() {
   constexpr const char* kOperations[] = {"quantize", "dequantize", "reduce"};
-  constexpr const char* kFormats[] = {"e4m3", "e5m2", "int8"};
   constexpr const char* kTargets[] = {"bf16", "fp16", "fp32", "packet"};
   constexpr const char* kPaths[] = {"hardware", "software", "any"};
   std::array<std::string, kCudaKernels> names;
@@ -105,7 +104,7 @@ std::array<std::string, kCudaKernels> makeNames() {
     }
     std::string& name = names[i];
     name.append("halfwire_").append(kOperations[static_cast<uint32_t>(k.operation)]).append("_");
-    name.append(kFormats[static_cast<uint32_t>(k.format)]).append("_").append(kTargets[k.target]).append("_");
+    name.append(elementFormatName(k.format)).append("_").append(kTargets[k.target]).append("_");
     name.append(kPaths[k.path]);
     if (k.operation == Operation::kQuantize) name.append("_").append(std::to_string(k.blocks));
   }

@@ -13,7 +13,7 @@
 namespace halfwire {
 
 // Number of kernels that an image may hold; kernels are known by their index below this.
-inline constexpr uint32_t kCudaKernels = 69;
+inline constexpr uint32_t kCudaKernels = 83;
 
 // The name of kernel `index` in the image, for example "halfwire_quantize_e4m3_bf16_hardware_1".
 const std::string& cudaKernelName(uint32_t index);

@@ -48,6 +48,8 @@ TEST(CudaCodecTest, QuantizeKernelFollowsFormatTypeBlockAndPath) {
             "halfwire_quantize_e5m2_fp32_software_4");
   EXPECT_EQ(quantizeKernel(ElementFormat::kInt8, 32, DataType::kFp16, kHardware),
             "halfwire_quantize_int8_fp16_any_2");
+  EXPECT_EQ(quantizeKernel(ElementFormat::kE3M4, 128, DataType::kFp32, kHardware),
+            "halfwire_quantize_e3m4_fp32_any_1");
 }
 
 TEST(CudaCodecTest, ManySegmentsAreSeveralLaunches) {

@@ -5,7 +5,10 @@
 
 namespace halfwire {
 
-enum class ElementFormat : uint8_t { kE4M3 = 0, kE5M2 = 1, kInt8 = 2 };
+enum class ElementFormat : uint8_t { kE4M3 = 0, kE5M2 = 1, kInt8 = 2, kE3M4 = 3 };
+inline constexpr ElementFormat kElementFormats[] = {ElementFormat::kE4M3, ElementFormat::kE5M2, ElementFormat::kInt8,
+                                                    ElementFormat::kE3M4};
+inline constexpr uint32_t kElementFormatCount = 4;
 enum class ScaleFormat : uint8_t { kFp32 = 0, kE8M0 = 1 };
 enum class DataType : uint8_t { kBf16 = 0, kFp16 = 1, kFp32 = 2 };
 
@@ -42,6 +45,21 @@ constexpr uint64_t shardElements(const WireFormat& f, uint64_t count, uint32_t r
   return roundUp((count + ranks - 1) / ranks, f.block);
 }
 
+// "e4m3" and so on, "?" for what is no format.
+constexpr const char* elementFormatName(ElementFormat f) {
+  switch (f) {
+    case ElementFormat::kE4M3:
+      return "e4m3";
+    case ElementFormat::kE5M2:
+      return "e5m2";
+    case ElementFormat::kInt8:
+      return "int8";
+    case ElementFormat::kE3M4:
+      return "e3m4";
+  }
+  return "?";
+}
+
 // Largest magnitude an element code decodes to before scaling.
 constexpr float elementMax(ElementFormat f) {
   switch (f) {
@@ -51,6 +69,8 @@ constexpr float elementMax(ElementFormat f) {
       return 57344.0f;
     case ElementFormat::kInt8:
       return 127.0f;
+    case ElementFormat::kE3M4:
+      return 30.0f;
   }
   return 0.0f;
 }

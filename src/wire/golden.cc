@@ -21,7 +21,7 @@ constexpr uint64_t kInputElements = 256 + 18;  // a case uses its first block + 
 constexpr uint32_t kRanks = 3;
 
 const char* name(ElementFormat f) {
-  return f == ElementFormat::kE4M3 ? "e4m3" : f == ElementFormat::kE5M2 ? "e5m2" : "int8";
+  return elementFormatName(f);
 }
 const char* name(ScaleFormat f) { return f == ScaleFormat::kFp32 ? "fp32" : "e8m0"; }
 const char* name(DataType t) {
@@ -129,7 +129,7 @@ nlohmann::json makeGolden() {
       inputs.push_back(makeInput(type, k));
       document["inputs"][name(type)].push_back(hex(inputs.back()));
     }
-    for (ElementFormat element : {ElementFormat::kE4M3, ElementFormat::kE5M2, ElementFormat::kInt8}) {
+    for (ElementFormat element : kElementFormats) {
       for (ScaleFormat scale : {ScaleFormat::kFp32, ScaleFormat::kE8M0}) {
         for (uint16_t block : {32, 64, 128, 256}) {
           const Case c{{element, scale, block}, type, block + uint64_t{18}};

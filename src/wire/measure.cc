@@ -29,7 +29,7 @@ std::string name(CodecOp op) {
   return op == CodecOp::kQuantize ? "quantize" : op == CodecOp::kDequantize ? "dequantize" : "reduce";
 }
 std::string name(ElementFormat f) {
-  return f == ElementFormat::kE4M3 ? "e4m3" : f == ElementFormat::kE5M2 ? "e5m2" : "int8";
+  return elementFormatName(f);
 }
 std::string name(ScaleFormat f) { return f == ScaleFormat::kFp32 ? "fp32" : "e8m0"; }
 std::string name(DataType t) {

@@ -30,7 +30,7 @@ struct CodecRow {
   std::string op;      // "quantize", "dequantize" or "reduce"
   std::string path;    // the instruction set ("AVX2"), or "scalar"; on a GPU "hardware" or "software"
   std::string input;   // "bf16", "fp16" or "fp32"
-  std::string format;  // "e4m3", "e5m2" or "int8"
+  std::string format;  // "e4m3", "e3m4", "e5m2" or "int8"
   uint32_t block = 0;
   std::string scale;  // "fp32" or "e8m0"
   uint64_t elements = 0;

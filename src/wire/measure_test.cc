@@ -25,6 +25,8 @@ TEST(Measure, AccuracyAndBytesSaved) {
   } promises[] = {{ElementFormat::kE4M3, ScaleFormat::kFp32, 31.7, 0.5157},
                   {ElementFormat::kE5M2, ScaleFormat::kFp32, 25.7, 0.5157},
                   {ElementFormat::kInt8, ScaleFormat::kFp32, 43.5, 0.5157},
+                  {ElementFormat::kE3M4, ScaleFormat::kFp32, 37.0, 0.5157},
+                  {ElementFormat::kE3M4, ScaleFormat::kE8M0, 36.0, 0.5040},
                   {ElementFormat::kE4M3, ScaleFormat::kE8M0, 31.4, 0.5040},
                   {ElementFormat::kE5M2, ScaleFormat::kE8M0, 25.5, 0.5040},
                   {ElementFormat::kInt8, ScaleFormat::kE8M0, 40.4, 0.5040}};

@@ -72,6 +72,7 @@ struct Format8 {
 };
 
 inline Format8 format8(ElementFormat element) {
+  if (element == ElementFormat::kE3M4) return {4, 3, 0x7f};
   return element == ElementFormat::kE4M3 ? Format8{3, 7, 0x7f} : Format8{2, 15, 0x7c};
 }
 
@@ -90,9 +91,9 @@ inline Real decode(ElementFormat element, uint8_t code) {
 
 // The values of the non-negative finite codes, ascending.
 inline const std::vector<Real>& magnitudes(ElementFormat element) {
-  static const std::array<std::vector<Real>, 3> all = [] {
-    std::array<std::vector<Real>, 3> tables;
-    for (ElementFormat e : {ElementFormat::kE4M3, ElementFormat::kE5M2, ElementFormat::kInt8}) {
+  static const std::array<std::vector<Real>, 4> all = [] {
+    std::array<std::vector<Real>, 4> tables;
+    for (ElementFormat e : kElementFormats) {
       std::vector<Real>& table = tables[static_cast<size_t>(e)];
       for (uint32_t code = 0; code < 128; ++code) {
         const Real value = decode(e, static_cast<uint8_t>(code));
@@ -131,6 +132,7 @@ inline void quantizeBlock(const WireFormat& format, DataType type, const std::ve
                           uint8_t* scale) {
   const Real top = format.element == ElementFormat::kInt8   ? Real{127}
                    : format.element == ElementFormat::kE4M3 ? Real{448}
+                   : format.element == ElementFormat::kE3M4 ? Real{30}
                                                             : Real{57344};
   const auto finite = [&](Real v) { return std::isfinite(toType(type, v)); };
   Real amax = 0;

@@ -92,6 +92,8 @@ uint8_t encode(ElementFormat format, float z) {
       return encodeFloat8(z, 2, 15, 0x7b);
     case ElementFormat::kInt8:
       return encodeInt8(z);
+    case ElementFormat::kE3M4:
+      return encodeFloat8(z, 4, 3, 0x7e);
   }
   return 0;
 }
@@ -99,6 +101,7 @@ uint8_t encode(ElementFormat format, float z) {
 bool isNonFiniteCode(ElementFormat format, uint8_t code) {
   switch (format) {
     case ElementFormat::kE4M3:
+    case ElementFormat::kE3M4:
       return (code & 0x7f) == 0x7f;
     case ElementFormat::kE5M2:
       return (code & 0x7f) >= 0x7c;
@@ -108,14 +111,18 @@ bool isNonFiniteCode(ElementFormat format, uint8_t code) {
   return true;
 }
 
-// The exact value of a code that is not a not-finite code. Both float formats are fp16 bits with fewer bits.
+// The exact value of a code that is not a not-finite code. The float formats are fp16 bits with fewer bits.
 float decode(ElementFormat format, uint8_t code) {
+  const auto shifted = [code](int mantissa_bits) {
+    const auto sign = static_cast<uint16_t>((code & 0x80) << 8);
+    const auto magnitude = static_cast<uint16_t>((code & 0x7f) << (10 - mantissa_bits));
+    return fp16ToFloat(static_cast<uint16_t>(sign | magnitude));
+  };
   switch (format) {
-    case ElementFormat::kE4M3: {
-      const auto sign = static_cast<uint16_t>((code & 0x80) << 8);
-      const auto magnitude = static_cast<uint16_t>((code & 0x7f) << 7);
-      return 256.0f * fp16ToFloat(static_cast<uint16_t>(sign | magnitude));
-    }
+    case ElementFormat::kE4M3:
+      return 256.0f * shifted(3);
+    case ElementFormat::kE3M4:
+      return 4096.0f * shifted(4);
     case ElementFormat::kE5M2:
       return fp16ToFloat(static_cast<uint16_t>(code << 8));
     case ElementFormat::kInt8:

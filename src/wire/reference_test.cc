@@ -223,6 +223,7 @@ TEST(Reference, LargestScaleExponents) {
   EXPECT_EQ(exponent(ElementFormat::kE4M3), 247);
   EXPECT_EQ(exponent(ElementFormat::kE5M2), 240);
   EXPECT_EQ(exponent(ElementFormat::kInt8), 249);
+  EXPECT_EQ(exponent(ElementFormat::kE3M4), 251);
 }
 
 }  // namespace

@@ -201,7 +201,7 @@ struct Float8 {
   }
 };
 
-// Both float formats are the upper bits of fp16, E4M3 after a shift by one that widens its exponent.
+// The float formats are the upper bits of fp16, E4M3 and E3M4 after a shift that widens their exponents.
 template <>
 struct Element<ElementFormat::kE4M3> : Float8<3, 7> {
   static constexpr int kMantissaBits = 3;
@@ -222,6 +222,15 @@ struct Element<ElementFormat::kE5M2> : Float8<2, 15> {
   static constexpr float kSmallest = 0x1p-16f;
   static constexpr uint8_t kNonFinite = 0x7c;
   static HWY_INLINE VU16 toFp16(VU16 shifted) { return shifted; }
+};
+
+template <>
+struct Element<ElementFormat::kE3M4> : Float8<4, 3> {
+  static constexpr float kUnit = 1.0f;  // times 4096 a scale that the format allows could overflow
+  static constexpr uint8_t kNonFinite = 0x7f;
+  static HWY_INLINE VU16 toFp16(VU16 shifted) {
+    return hn::And(hn::BitCast(u16, hn::ShiftRight<2>(hn::BitCast(i16, shifted))), hn::Set(u16, 0x9fc0));
+  }
 };
 
 template <>
@@ -276,6 +285,9 @@ HWY_INLINE Group decode(const uint8_t* codes) {
       g.v[i + 1] = a.hi;
     }
 #endif
+    if constexpr (E == ElementFormat::kE3M4) {
+      for (VF32& v : g.v) v = hn::Mul(v, hn::Set(f32, 4096.0f));
+    }
   }
   return g;
 }
@@ -549,6 +561,11 @@ HWY_INLINE hn::Vec<Bytes> spread(hn::Vec<Bytes> v) {
 #endif
 }
 
+// Whether the products of one scale fit into a table of 16.
+constexpr bool decodesByTable(ElementFormat e) {
+  return e == ElementFormat::kE4M3 || e == ElementFormat::kE5M2;
+}
+
 // Float8 to bf16 without arithmetic on elements. Below one scale all codes of one mantissa decode to the same
 // bf16 mantissa, so the products of codes with exponent field 0 or 1 are worked out and the others add to
 // their exponent. Requires that the products of field 1 are normal and none is too large.
@@ -594,7 +611,7 @@ HWY_INLINE void decodeBlockByTable(const uint8_t* codes, float scale, uint32_t b
 
 template <ElementFormat E, DataType T>
 HWY_INLINE void decodeBlock(const uint8_t* codes, float scale, uint32_t block, uint8_t* out) {
-  if constexpr (T == DataType::kBf16 && E != ElementFormat::kInt8) {
+  if constexpr (T == DataType::kBf16 && decodesByTable(E)) {
     constexpr float kLeast = kMinScale / (Element<E>::kSmallest * (1 << Element<E>::kMantissaBits));
     if (HWY_LIKELY(scale >= kLeast)) return decodeBlockByTable<E>(codes, scale, block, out);
   }
@@ -766,6 +783,8 @@ HWY_INLINE void withElement(ElementFormat element, const Body& body) {
       return body(std::integral_constant<ElementFormat, ElementFormat::kE5M2>());
     case ElementFormat::kInt8:
       return body(std::integral_constant<ElementFormat, ElementFormat::kInt8>());
+    case ElementFormat::kE3M4:
+      return body(std::integral_constant<ElementFormat, ElementFormat::kE3M4>());
   }
 }
 

@@ -46,7 +46,7 @@ inline std::vector<Implementation> simdImplementations() {
 
 inline std::vector<WireFormat> allFormats() {
   std::vector<WireFormat> formats;
-  for (ElementFormat element : {ElementFormat::kE4M3, ElementFormat::kE5M2, ElementFormat::kInt8}) {
+  for (ElementFormat element : kElementFormats) {
     for (ScaleFormat scale : {ScaleFormat::kFp32, ScaleFormat::kE8M0}) {
       for (uint16_t block : {32, 64, 128, 256}) formats.push_back({element, scale, block});
     }
@@ -55,7 +55,7 @@ inline std::vector<WireFormat> allFormats() {
 }
 
 inline const char* name(ElementFormat f) {
-  return f == ElementFormat::kE4M3 ? "e4m3" : f == ElementFormat::kE5M2 ? "e5m2" : "int8";
+  return elementFormatName(f);
 }
 inline const char* name(ScaleFormat f) { return f == ScaleFormat::kFp32 ? "fp32" : "e8m0"; }
 inline const char* name(DataType t) {

@@ -5,6 +5,8 @@
 #include <unistd.h>
 
 #include <chrono>
+#include <cmath>
+#include <vector>
 
 #include "programs/programs.h"
 
@@ -187,6 +189,42 @@ RANK_PROGRAM(MeetLate) {
 TEST_F(Meetings, TimeLimitStartsAfterInitialisation) {
   const LaunchOutcome outcome = launchWith("MeetLate", 2, meetingEnvironment());
   EXPECT_TRUE(outcome.ok()) << outcome.describe();
+}
+
+// Several roots share the work of meeting: their ids are those of other processes, and one of them says where
+// Halfwire's ranks meet.
+RANK_PROGRAM(MeetScalable) {
+  std::vector<ncclUniqueId> ids = {shareId(rank, 1), shareId(rank, 0)};
+  ncclComm_t comm = nullptr;
+  ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+  CHECK_NCCL(ncclCommInitRankScalable(&comm, rank.ranks(), rank.rank(), static_cast<int>(ids.size()),
+                                      ids.data(), &config));
+  Buffer buffer(ncclBfloat16, 1000);
+  for (size_t i = 0; i < buffer.count(); ++i)
+    soak::store(buffer.type(), buffer.data(), i, 1 + static_cast<double>(i % 128) / 128);
+  const Stream stream;
+  CHECK_NCCL(allReduce(buffer, buffer, comm, stream));
+  stream.synchronize();
+  int rounded = 0;
+  for (size_t i = 0; i < buffer.count(); ++i) {
+    const double exact = rank.ranks() * (1 + static_cast<double>(i % 128) / 128);
+    if (std::abs(buffer.get(i) - exact) > 0.14 * exact) RANK_FAIL("beyond the rounding of the wire");
+    rounded += std::abs(buffer.get(i) - exact) > 0.01 * exact ? 1 : 0;
+  }
+  rank.report("rounded", std::to_string(rounded));
+  CHECK_NCCL(ncclCommDestroy(comm));
+}
+
+TEST_F(Meetings, ScalableInitialisationIsFollowed) {
+  const LaunchOutcome outcome = launchWith("MeetScalable", 3, meetingEnvironment());
+  ASSERT_TRUE(outcome.ok()) << outcome.describe();
+  for (int r = 0; r < 3; ++r) EXPECT_GT(std::stoi(report(outcome, r, "rounded")), 100);
+  // Members must agree here too.
+  LaunchOptions options;
+  options.ranks = 3;
+  options.env = meetingEnvironment();
+  options.rank_env = {{2, {{"HALFWIRE_BLOCK", "64"}}}};
+  EXPECT_FALSE(launchRanks("MeetScalable", options).ok());
 }
 
 }  // namespace

@@ -46,6 +46,8 @@ CodeFacts codeFacts(ElementFormat format) {
       return {57344, 0x1p-3, 0x1p-17};  // 2 mantissa bits; denormals are multiples of 2^-16
     case ElementFormat::kInt8:
       return {127, 0, 0.5};
+    case ElementFormat::kE3M4:
+      return {30, 0x1p-5, 0x1p-7};  // 4 mantissa bits; denormals are multiples of 2^-6
   }
   return {};
 }

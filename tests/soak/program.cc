@@ -48,7 +48,7 @@ class Generator {
     auto& s = program_.settings;
     s["HALFWIRE_MODE"] = "wire";
     s["HALFWIRE_COMMS"] = "all";
-    s["HALFWIRE_FORMAT"] = random_.pick<std::string>({"e4m3", "e4m3", "e5m2", "int8"});
+    s["HALFWIRE_FORMAT"] = random_.pick<std::string>({"e4m3", "e3m4", "e5m2", "int8"});
     s["HALFWIRE_BLOCK"] = random_.pick<std::string>({"32", "64", "128", "128", "256"});
     s["HALFWIRE_SCALE"] = random_.pick<std::string>({"fp32", "e8m0"});
     s["HALFWIRE_MIN_BYTES"] = random_.pick<std::string>({"0", "0", "0", "1KiB", "64KiB"});
@@ -444,9 +444,9 @@ bool ordersAsMessage(const Program& program, const Op& op, const GenerateOptions
 WireFormat wireFormat(const Program& program) {
   WireFormat f;
   const std::string& element = program.settings.at("HALFWIRE_FORMAT");
-  f.element = element == "e5m2"   ? ElementFormat::kE5M2
-              : element == "int8" ? ElementFormat::kInt8
-                                  : ElementFormat::kE4M3;
+  for (const ElementFormat each : kElementFormats) {
+    if (element == elementFormatName(each)) f.element = each;
+  }
   f.scale = program.settings.at("HALFWIRE_SCALE") == "e8m0" ? ScaleFormat::kE8M0 : ScaleFormat::kFp32;
   f.block = static_cast<uint16_t>(std::stoi(program.settings.at("HALFWIRE_BLOCK")));
   return f;

@@ -22,7 +22,7 @@ constexpr ncclDataType_t kWireTypes[] = {ncclBfloat16, ncclFloat16, ncclFloat32}
 
 std::vector<WireFormat> formats() {
   std::vector<WireFormat> all;
-  for (const ElementFormat element : {ElementFormat::kE4M3, ElementFormat::kE5M2, ElementFormat::kInt8}) {
+  for (const ElementFormat element : kElementFormats) {
     for (const ScaleFormat scale : {ScaleFormat::kFp32, ScaleFormat::kE8M0}) {
       for (const int block : {32, 128, 256}) all.push_back({element, scale, static_cast<uint16_t>(block)});
     }

@@ -23,7 +23,7 @@ constexpr size_t kMaxLines = 40;
 constexpr uint64_t kRegion = uint64_t{12} << 20;  // bytes of a worker's input and of its output
 
 const char* name(ElementFormat f) {
-  return f == ElementFormat::kE4M3 ? "e4m3" : f == ElementFormat::kE5M2 ? "e5m2" : "int8";
+  return elementFormatName(f);
 }
 const char* name(ScaleFormat f) { return f == ScaleFormat::kFp32 ? "fp32" : "e8m0"; }
 const char* name(DataType t) {
@@ -596,7 +596,7 @@ CheckResult checkAll(const Gpu& gpu, const Module& kernels, const std::vector<Pa
     DataType type;
   };
   std::vector<Combination> work;
-  for (const ElementFormat element : {ElementFormat::kE4M3, ElementFormat::kE5M2, ElementFormat::kInt8}) {
+  for (const ElementFormat element : kElementFormats) {
     for (const ScaleFormat scale : {ScaleFormat::kFp32, ScaleFormat::kE8M0}) {
       for (const uint16_t block : {32, 64, 128, 256}) {
         for (const DataType type : {DataType::kBf16, DataType::kFp16, DataType::kFp32})
@@ -617,7 +617,7 @@ CheckResult checkAll(const Gpu& gpu, const Module& kernels, const std::vector<Pa
 
   if (!options.small) {
     checkRange(gpu, kernels, "compare_reciprocal", 0x7e000001u, &result);
-    for (const char* kernel : {"compare_quotient_e4m3", "compare_quotient_e5m2", "compare_quotient_int8"})
+    for (const char* kernel : {"compare_quotient_e4m3", "compare_quotient_e5m2", "compare_quotient_int8", "compare_quotient_e3m4"})
       checkRange(gpu, kernels, kernel, 0x7f800000u, &result);
     checkRange(gpu, kernels, "compare_encode_e4m3", 2 * (uint64_t{std::bit_cast<uint32_t>(448.0f)} + 9),
                &result);

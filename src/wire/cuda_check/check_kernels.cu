@@ -87,6 +87,9 @@ extern "C" __global__ void compare_quotient_e5m2(unsigned long long* count, unsi
 extern "C" __global__ void compare_quotient_int8(unsigned long long* count, unsigned long long* first) {
   compareQuotient<ElementFormat::kInt8>(count, first);
 }
+extern "C" __global__ void compare_quotient_e3m4(unsigned long long* count, unsigned long long* first) {
+  compareQuotient<ElementFormat::kE3M4>(count, first);
+}
 
 #ifdef HALFWIRE_HARDWARE_FP8
 // The two paths' codes of every float whose magnitude is at most a little above M, both signs.

@@ -16,7 +16,7 @@ constexpr uint64_t kMiB = uint64_t{1} << 20;
 constexpr uint64_t kLargest = 1024 * kMiB;  // bytes of elements of the largest row
 
 const char* name(ElementFormat f) {
-  return f == ElementFormat::kE4M3 ? "e4m3" : f == ElementFormat::kE5M2 ? "e5m2" : "int8";
+  return elementFormatName(f);
 }
 const char* name(ScaleFormat f) { return f == ScaleFormat::kFp32 ? "fp32" : "e8m0"; }
 const char* name(DataType t) {
@@ -273,7 +273,7 @@ class Bench {
     for (const DataType type : {DataType::kBf16, DataType::kFp16, DataType::kFp32}) {
       // fp16 reads the bit patterns of bf16 values, which are finite fp16 values as well.
       fill(type == DataType::kFp32 ? 4 : 2, kMessage / dataTypeBytes(type));
-      for (const ElementFormat element : {ElementFormat::kE4M3, ElementFormat::kE5M2, ElementFormat::kInt8}) {
+      for (const ElementFormat element : kElementFormats) {
         for (const ScaleFormat scale : {ScaleFormat::kFp32, ScaleFormat::kE8M0}) {
           for (const uint16_t block : {32, 64, 128, 256}) {
             for (const Path& path : paths_) {
@@ -284,7 +284,7 @@ class Bench {
         }
       }
     }
-    for (const ElementFormat element : {ElementFormat::kE4M3, ElementFormat::kE5M2, ElementFormat::kInt8}) {
+    for (const ElementFormat element : kElementFormats) {
       for (const ScaleFormat scale : {ScaleFormat::kFp32, ScaleFormat::kE8M0}) {
         for (const uint16_t block : {32, 64, 128, 256}) {
           makePackets({element, scale, block}, kMessage, 8);
