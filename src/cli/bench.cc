@@ -53,9 +53,12 @@ Result<T> choose(const char* option, const std::string& text, const Name<T> (&na
   return Status(StatusCode::kInvalidArgument, fmt::format("{} '{}' is not valid: use {}", option, text, all));
 }
 
-constexpr Name<ElementFormat> kFormats[] = {
-    {"e4m3", ElementFormat::kE4M3}, {"e3m4", ElementFormat::kE3M4}, {"e5m2", ElementFormat::kE5M2}, {"int8", ElementFormat::kInt8}};
+constexpr Name<ElementFormat> kFormats[] = {{"e4m3", ElementFormat::kE4M3},
+                                            {"e3m4", ElementFormat::kE3M4},
+                                            {"e5m2", ElementFormat::kE5M2},
+                                            {"int8", ElementFormat::kInt8}};
 constexpr Name<ScaleFormat> kScales[] = {{"fp32", ScaleFormat::kFp32}, {"e8m0", ScaleFormat::kE8M0}};
+constexpr Name<bool> kRoundings[] = {{"nearest", false}, {"stochastic", true}};
 constexpr Name<uint16_t> kBlocks[] = {{"32", 32}, {"64", 64}, {"128", 128}, {"256", 256}};
 constexpr Name<DataType> kInputs[] = {
     {"bf16", DataType::kBf16}, {"fp16", DataType::kFp16}, {"fp32", DataType::kFp32}};
@@ -114,6 +117,7 @@ void showProgress(uint64_t done, uint64_t total, const std::string& words) {
 struct CodecOptions {
   std::vector<std::string> formats = {"e4m3"}, blocks = {"128"}, scales = {"fp32"}, inputs = {"bf16"};
   std::vector<std::string> ops = {"quantize", "dequantize", "reduce"};
+  std::string rounding = "nearest";
   std::string elements;
   std::string device = "host";
   bool json = false;
@@ -128,6 +132,7 @@ ordered_json codecJson(const CodecRow& r) {
           {"format", r.format},
           {"block", r.block},
           {"scale", r.scale},
+          {"rounding", r.rounding},
           {"elements", r.elements},
           {"working_set_bytes", r.working_set_bytes},
           {"bytes_per_s", r.bytes_per_s},
@@ -145,6 +150,8 @@ Result<std::vector<CodecCase>> codecCases(const CodecOptions& options) {
   if (!scales.ok()) return scales.status();
   const auto inputs = chooseAll("--input", options.inputs, kInputs);
   if (!inputs.ok()) return inputs.status();
+  const auto rounding = choose("--rounding", options.rounding, kRoundings);
+  if (!rounding.ok()) return rounding.status();
   const auto ops = chooseAll("--op", options.ops, kCodecOps);
   if (!ops.ok()) return ops.status();
   uint64_t elements = 0;
@@ -167,6 +174,7 @@ Result<std::vector<CodecCase>> codecCases(const CodecOptions& options) {
               c.type = input;
               c.op = op;
               c.path = path;
+              c.rounding = {rounding.value(), 1, 0};
               c.seconds = 0.5;
               if (elements != 0) {
                 c.elements = elements;
@@ -255,6 +263,7 @@ int benchCodec(const CodecOptions& options) {
     printJson(std::move(json));
     return 0;
   }
+  if (options.rounding == "stochastic") fmt::print("rounded stochastically\n");
   fmt::print("{}\n{:<10}  {:<8}  {:<5}  {:<14}  {:>11}  {:>7}  {:>7}  {:>7}  {:>6}  {:>7}\n",
              cuda ? rows.front().device : machine(), "op", "path", "input", "format", "working set", "GB/s",
              cuda ? "copy" : "memcpy", "of copy", "ratio", "SNR dB");
@@ -468,6 +477,9 @@ void addBenchCommand(CLI::App& app, int* exit_code) {
   list(c, "--format", codec->formats, "LIST", "of e4m3, e3m4, e5m2, int8 (default: e4m3)");
   list(c, "--block", codec->blocks, "LIST", "of 32, 64, 128, 256 (default: 128)");
   list(c, "--scale", codec->scales, "LIST", "of fp32, e8m0 (default: fp32)");
+  c->add_option("--rounding", codec->rounding, "nearest or stochastic (default: nearest)")
+      ->type_name("HOW")
+      ->default_str("");
   list(c, "--input", codec->inputs, "LIST", "of bf16, fp16, fp32 (default: bf16)");
   list(c, "--op", codec->ops, "LIST", "of quantize, dequantize, reduce (default: all)");
   c->add_option("--device", codec->device, "host, or cuda: the kernels on the first GPU (default: host)")

@@ -50,7 +50,7 @@ struct RunOptions {
        "element formats that the shadow's samples take in turn (default: that of --format)"},
       {"--shadow-every", "HALFWIRE_SHADOW_EVERY", "N", "one call in N is sampled (default: 61)"},
       {"--shadow-bytes", "HALFWIRE_SHADOW_BYTES", "SIZE", "larger messages are not sampled (default: 64MiB)"},
-      {"--seed", "HALFWIRE_SEED", "N", "of the noise (default: 1)"},
+      {"--seed", "HALFWIRE_SEED", "N", "of the noise and of stochastic rounding (default: 1)"},
       {"--meter", "HALFWIRE_METER", "on|off",
        "measure how long streams wait for collectives, beneath any mode (default: off; --mode meter turns it "
        "on)"},
@@ -58,6 +58,9 @@ struct RunOptions {
       {"--format", "HALFWIRE_FORMAT", "FORMAT", "element format: e4m3, e3m4, e5m2 or int8 (default: e4m3)"},
       {"--block", "HALFWIRE_BLOCK", "N", "elements that share a scale: 32, 64, 128 or 256 (default: 128)"},
       {"--scale", "HALFWIRE_SCALE", "SCALE", "scale format: fp32 or e8m0 (default: fp32)"},
+      {"--rounding", "HALFWIRE_ROUNDING", "HOW",
+       "nearest, or stochastic: up with the probability of the distance, so that many roundings cancel; "
+       "calls that are captured into CUDA graphs round to nearest (default: nearest)"},
       {"--ops", "HALFWIRE_OPS", "LIST",
        "what may be compressed, of allreduce, reducescatter, reduce, allgather, broadcast, alltoall, gather, "
        "scatter, sendrecv; NAME-fp32 for fp32 in the last six (default: "

@@ -197,8 +197,16 @@ std::vector<std::vector<Compressor::Piece>> Compressor::plan(std::span<const Com
   return batches;
 }
 
+// Whose shard an element of a sum is in follows from how the message is cut, and must not matter.
+Rounding Compressor::rounding(const Piece& p, uint32_t phase) const {
+  if (p.number == 0) return {};
+  return {true, roundingKey(config_.seed, config_.number, p.number, phase == 0 ? config_.rank : 0, phase),
+          p.offset};
+}
+
 Status Compressor::quantize(const CompressedCall& call, const Piece& p, StreamHandle stream) {
   QuantizeJob job;
+  job.rounding = rounding(p, 0);
   job.format = config_.format;
   job.type = call.type;
   job.factor = call.factor;
@@ -242,6 +250,8 @@ Status Compressor::reduce(const CompressedCall& call, const Piece& p, StreamHand
   job.average = call.average ? 1.0f / static_cast<float>(config_.ranks) : 1.0f;
   if (sumsShards(call.op)) {
     job.to_packet = true;
+    job.rounding = rounding(p, 1);
+    job.rounding.first += p.shard * config_.rank;
     job.elements = shardLength(p, config_.rank);
     job.out = scratch_ + p.incoming + config_.rank * p.packet;  // the slot that no peer writes
   } else {
@@ -386,6 +396,7 @@ class Schedule {
       for (const CompressedCall& call : turn.calls) addStream(call.stream, &run);
       for (const StreamHandle stream : turn.streams) addStream(stream, &run);
       if (!run.c->config_.noise) run.batches = run.c->plan(turn.calls);
+      if (run.c->config_.stochastic) check(number(run));
       turn.stats.assign(turn.calls.size(), {});
       batches_ = std::max(batches_, run.batches.size());
       runs_.push_back(std::move(run));
@@ -467,6 +478,19 @@ class Schedule {
     return finishes(c, call) && !sums(c, call);
   }
 
+  // What a replay of a graph would repeat is rounded to nearest, by every call of a capture: the counter of
+  // calls does not advance there.
+  static Status number(Run& run) {
+    uint64_t capture = 0;
+    if (Status s = run.c->device_->captureOf(run.main, &capture); !s.ok()) return s;
+    if (capture != 0) return {};
+    for (auto& batch : run.batches) {
+      for (Compressor::Piece& piece : batch) piece.number = run.c->calls_ + piece.call + 1;
+    }
+    run.c->calls_ += run.turn->calls.size();
+    return {};
+  }
+
   // Nothing is enqueued after a failure.
   void check(const Status& status) {
     if (result_ == ncclSuccess && !status.ok()) result_ = fail(status, error_);
@@ -539,8 +563,7 @@ class Schedule {
     for (Run& run : runs_) {
       for (size_t i = 0; i < run.turn->calls.size() && result_ == ncclSuccess; ++i) {
         const CompressedCall& call = run.turn->calls[i];
-        PerturbJob job{call.type, call.recv, call.count,
-                       run.c->config_.noise_seed + (++run.c->noised_ << 40)};
+        PerturbJob job{call.type, call.recv, call.count, run.c->config_.seed + (++run.c->calls_ << 40)};
         check(run.c->device_->perturb(job, run.main));
         ++run.turn->stats[i].launches;
       }

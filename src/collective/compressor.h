@@ -66,7 +66,9 @@ class Compressor {
     uint64_t chunk_bytes = 64ull << 20;  // of the user's buffer, that the scratch holds at a time
     bool overlap = false;                // equal on all ranks
     bool noise = false;                  // nothing is compressed: exact collectives, then Device::perturb
-    uint64_t noise_seed = 0;             // equal on all ranks
+    bool stochastic = false;             // rounding, but in captured calls: a replay would repeat its bits
+    uint64_t seed = 0;                   // of noise and rounding, equal on all ranks
+    uint64_t number = 0;                 // of the communicator in its process: rounding differs between them
   };
 
   // Allocates the scratch; nothing is allocated later. `api` and `device` must outlive the compressor.
@@ -103,6 +105,7 @@ class Compressor {
     uint64_t packet = 0;    // bytes from one packet to the next
     uint64_t outgoing = 0;  // scratch offset of the packets to send; unused by gathers
     uint64_t incoming = 0;  // scratch offset of the packets received
+    uint64_t number = 0;    // of the call on its communicator; 0 where it rounds to nearest
   };
 
  private:
@@ -117,6 +120,7 @@ class Compressor {
   bool overlaps(const CompressedCall& call) const;
   std::vector<std::vector<Piece>> plan(std::span<const CompressedCall> calls) const;
   uint64_t shardLength(const Piece& piece, uint32_t shard) const;
+  Rounding rounding(const Piece& piece, uint32_t phase) const;
   Status quantize(const CompressedCall& call, const Piece& piece, StreamHandle stream);
   Status reduce(const CompressedCall& call, const Piece& piece, StreamHandle stream);
   Status finish(const CompressedCall& call, const Piece& piece, StreamHandle stream);
@@ -132,7 +136,7 @@ class Compressor {
   char* scratch_ = nullptr;
   uint64_t scratch_held_ = 0;
   ScratchOrder order_;
-  uint64_t noised_ = 0;               // calls so far: with the seed, what makes the noise equal on all ranks
+  uint64_t calls_ = 0;                // so far: with the seed, what makes the noise equal on all ranks
   std::atomic<bool> parked_{false};   // set by the thread that aborts, perhaps while another one is enqueuing
   StreamHandle transfers_ = nullptr;  // of our own, where passes overlap
   EventHandle ready_ = nullptr;       // what is to be moved next is in the scratch

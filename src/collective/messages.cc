@@ -110,6 +110,14 @@ ncclResult_t Messages::run(std::span<Turn> turns, CallGate& gate, std::string* e
   }
   eachPacket(true, [](Messages& m, const Message& call, char* packet, StreamHandle stream) {
     QuantizeJob job;
+    if (m.config_.stochastic) {
+      uint64_t capture = 0;
+      if (Status s = m.device_->captureOf(stream, &capture); !s.ok()) return s;
+      // The messages of a communicator are numbered apart from its collectives.
+      if (capture == 0)
+        job.rounding = {true, roundingKey(~m.config_.seed, m.config_.number, ++m.calls_, m.config_.rank, 0),
+                        0};
+    }
     job.format = m.config_.format;
     job.type = call.type;
     job.in = call.buffer;

@@ -36,6 +36,10 @@ class Messages {
     ncclComm_t comm = nullptr;
     WireFormat format;
     uint64_t limit_bytes = 256ull << 20;  // of packets in flight in one turn
+    bool stochastic = false;              // this and the rest as of Compressor::Config
+    uint64_t seed = 0;
+    uint64_t number = 0;
+    uint32_t rank = 0;
   };
 
   // Takes no scratch before the first message. `api` and `device` must outlive it.
@@ -77,6 +81,7 @@ class Messages {
   uint64_t size_ = 0;
   uint64_t held_ = 0;  // with what earlier turns may still use
   std::vector<void*> outgrown_;
+  uint64_t calls_ = 0;  // sends so far, of those that round stochastically
   std::atomic<bool> parked_{false};
 };
 

@@ -58,7 +58,9 @@ Status makeCompressor(const NewCommunicator& n, std::shared_ptr<Device>* device,
   config.overlap = settings().overlap == Overlap::kOn ||
                    (settings().overlap == Overlap::kAuto && (*device)->overlapsPasses());
   config.noise = settings().mode == Mode::kNoise;
-  config.noise_seed = settings().seed;
+  config.stochastic = settings().stochastic;
+  config.seed = settings().seed;
+  config.number = n.number;
   if (settings().mode == Mode::kShadow) {
     Shadow::Config s{config, settings().shadow_formats, settings().shadow_bytes, settings().shadow_every};
     s.compressor.chunk_bytes = std::min(config.chunk_bytes, s.bytes);
@@ -123,7 +125,12 @@ bool sendsMessages(const Settings& s) {
 // What Sends and Recvs need; no memory yet.
 Status makeMessages(Pending* p) {
   const NewCommunicator& n = *p->communicator;
-  auto made = Messages::create(&n.real->api, p->device.get(), {*n.out, settings().format});
+  Messages::Config config{*n.out, settings().format};
+  config.stochastic = settings().stochastic;
+  config.seed = settings().seed;
+  config.number = n.number;
+  config.rank = n.rank;
+  auto made = Messages::create(&n.real->api, p->device.get(), config);
   if (!made.ok()) return made.status();
   p->messages = std::move(made).value();
   return {};
@@ -329,6 +336,7 @@ ncclResult_t finishCommunicators(std::vector<NewCommunicator>& communicators, nc
     // A failed initialisation, or a Split that left this rank without a child.
     if ((made != ncclSuccess && made != ncclInProgress) || *n.out == nullptr) continue;
     learnSize(&n);
+    n.number = Registry::get().nextNumber();
     pending.push_back(prepare(n));
   }
   for (Pending& p : pending) {

@@ -118,6 +118,9 @@ class Registry {
   }
 
   uint64_t nextClique() { return cliques_.fetch_add(1, std::memory_order_relaxed); }
+  // Of a communicator in the order of their making: the same in every run of a program that makes them in
+  // order.
+  uint64_t nextNumber() { return numbers_.fetch_add(1, std::memory_order_relaxed); }
 
  private:
   Registry();
@@ -147,6 +150,7 @@ class Registry {
   std::map<std::pair<const RealNccl*, int>, std::weak_ptr<Device>> devices_;
   std::unique_ptr<Slot[]> slots_;
   std::atomic<uint64_t> cliques_{1};
+  std::atomic<uint64_t> numbers_{0};
   std::atomic<bool> counting_{true};
 };
 

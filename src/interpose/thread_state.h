@@ -64,6 +64,7 @@ struct NewCommunicator {
   uint32_t ranks = 0;
   bool blocking = true;
   bool followed = true;  // false: made in a way whose peers cannot be met
+  uint64_t number = 0;   // in the order of making
   bool local = false;    // all its ranks are in this process and in this list
   std::optional<Mark> mark;
   uint64_t branch = 0;

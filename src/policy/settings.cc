@@ -161,6 +161,11 @@ Result<Settings> readSettings(const std::function<const char*(const char*)>& loo
     return invalid("HALFWIRE_SCALE", scale, "fp32 or e8m0");
   }
 
+  const std::string_view rounding = text("HALFWIRE_ROUNDING");
+  s.stochastic = rounding == "stochastic";
+  if (!rounding.empty() && rounding != "nearest" && !s.stochastic)
+    return invalid("HALFWIRE_ROUNDING", rounding, "nearest or stochastic");
+
   s.shadow_formats = {s.format};
   if (const std::string_view formats = text("HALFWIRE_SHADOW_FORMATS"); !formats.empty()) {
     s.shadow_formats.clear();
@@ -241,7 +246,7 @@ uint64_t settingsDigest(const Settings& s) {
         static_cast<uint64_t>(s.format.scale), static_cast<uint64_t>(s.format.block),
         static_cast<uint64_t>(s.ops), static_cast<uint64_t>(s.comms), static_cast<uint64_t>(s.comm_size),
         static_cast<uint64_t>(s.world_size), s.min_bytes.value_or(UINT64_MAX),
-        s.chunk_bytes.value_or(UINT64_MAX), static_cast<uint64_t>(s.overlap), s.seed,
+        s.chunk_bytes.value_or(UINT64_MAX), static_cast<uint64_t>(s.overlap), s.seed, uint64_t{s.stochastic},
         uint64_t{s.shadow_every}, s.shadow_bytes}) {
     hash = mix(hash, value);
   }
@@ -262,20 +267,21 @@ std::string describeSettings(const Settings& s) {
   if (s.comms == CommScope::kWorld)
     comms = s.world_size > 0 ? fmt::format("world ({} ranks)", s.world_size) : "world";
   if (s.comms == CommScope::kSize) comms = fmt::format("of {} ranks", s.comm_size);
+  const std::string rounding = s.stochastic ? fmt::format(" rounded stochastically (seed {})", s.seed) : "";
   if (s.mode == Mode::kShadow) {
     std::string formats;
     for (const WireFormat& f : s.shadow_formats)
       formats += (formats.empty() ? "" : "+") + std::string(elementFormatName(f.element));
-    return fmt::format("shadow of {}/{}/{}, one call in {}, {}, communicators {}, from {} to {}", formats,
-                       s.format.block, scaleFormatName(s.format.scale), s.shadow_every, ops, comms,
+    return fmt::format("shadow of {}/{}/{}{}, one call in {}, {}, communicators {}, from {} to {}", formats,
+                       s.format.block, scaleFormatName(s.format.scale), rounding, s.shadow_every, ops, comms,
                        s.min_bytes ? formatBytes(*s.min_bytes) : "auto", formatBytes(s.shadow_bytes));
   }
   if (s.mode == Mode::kNoise)
     return fmt::format("noise of one bf16 ulp, seed {}, {}, communicators {}, from {}", s.seed, ops, comms,
                        s.min_bytes ? formatBytes(*s.min_bytes) : "auto");
-  return fmt::format("wire {}/{}/{}, {}, communicators {}, from {}, chunks of {}",
+  return fmt::format("wire {}/{}/{}{}, {}, communicators {}, from {}, chunks of {}",
                      elementFormatName(s.format.element), s.format.block, scaleFormatName(s.format.scale),
-                     ops, comms, s.min_bytes ? formatBytes(*s.min_bytes) : "auto",
+                     rounding, ops, comms, s.min_bytes ? formatBytes(*s.min_bytes) : "auto",
                      s.chunk_bytes ? formatBytes(*s.chunk_bytes) : "auto");
 }
 

@@ -66,7 +66,8 @@ struct Settings {
   // Bytes of the user's buffer that the scratch holds at a time; nothing: by the link.
   std::optional<uint64_t> chunk_bytes;
   Overlap overlap = Overlap::kAuto;
-  uint64_t seed = 1;                       // of the noise
+  bool stochastic = false;                 // rounding; else to nearest even
+  uint64_t seed = 1;                       // of the noise and of stochastic rounding
   std::vector<WireFormat> shadow_formats;  // that the shadow's samples take in turn
   uint32_t shadow_every = 61;           // one call in so many: prime, so that no bucket of a step is left out
   uint64_t shadow_bytes = 64ull << 20;  // larger messages are not sampled
@@ -81,7 +82,8 @@ struct Settings {
 // Reads the variables through `getenv`-like `lookup`. Every value is checked; the error names the variable
 // and what it may hold. Variables: HALFWIRE_MODE off|meter|wire|noise (meter: off with HALFWIRE_METER on),
 // HALFWIRE_SEED, HALFWIRE_SHADOW_FORMATS (element formats), HALFWIRE_SHADOW_EVERY, HALFWIRE_SHADOW_BYTES,
-// HALFWIRE_FORMAT e4m3|e3m4|e5m2|int8, HALFWIRE_BLOCK 32|64|128|256, HALFWIRE_SCALE fp32|e8m0, HALFWIRE_OPS
+// HALFWIRE_FORMAT e4m3|e3m4|e5m2|int8, HALFWIRE_BLOCK 32|64|128|256, HALFWIRE_SCALE fp32|e8m0, HALFWIRE_ROUNDING
+// nearest|stochastic, HALFWIRE_OPS
 // allreduce,reducescatter,reduce,allgather,broadcast,alltoall,gather,scatter,sendrecv and NAME-fp32,
 // HALFWIRE_COMMS world|all|size:N, HALFWIRE_MIN_BYTES, HALFWIRE_CHUNK_BYTES, HALFWIRE_OVERLAP auto|on|off,
 // HALFWIRE_METER on|off, HALFWIRE_METER_EVERY, HALFWIRE_HANDLES on|off, HALFWIRE_LOG_DIR, HALFWIRE_ADDRESS,

@@ -6,6 +6,7 @@
 #include <cstdint>
 
 #include "wire/format.h"
+#include "wire/rounding.h"
 
 namespace halfwire {
 
@@ -32,6 +33,7 @@ struct QuantizeJob {
   void* out = nullptr;
   uint64_t out_pitch = 0;  // bytes
   Factor factor;
+  Rounding rounding;  // element i of `in` is number rounding.first + i
 };
 
 // The reverse of QuantizeJob: packet i becomes segment i of `out`.
@@ -62,6 +64,7 @@ struct ReduceJob {
   float average = 1.0f;  // RN(1 / ranks) for an average, 1 for a sum
   uint64_t elements = 0;
   void* out = nullptr;
+  Rounding rounding;  // of a sum that becomes a packet
 };
 
 namespace reference {

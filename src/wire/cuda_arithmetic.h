@@ -10,6 +10,7 @@
 #include "wire/convert.h"
 #include "wire/cuda_params.h"
 #include "wire/format.h"
+#include "wire/rounding.h"
 
 #if defined(__CUDACC__)
 #include <cuda_bf16.h>
@@ -193,6 +194,17 @@ HALFWIRE_HOST_DEVICE uint32_t encode4(const float (&z)[4]) {
   if constexpr (F == ElementFormat::kE4M3) return encodeFloat8<3, 121>(z);
   if constexpr (F == ElementFormat::kE3M4) return encodeFloat8<4, 125>(z);
   return encodeFloat8<2, 113>(z);
+}
+
+// The same rounded stochastically: z[i] is number index + i under `key`.
+template <ElementFormat F>
+HALFWIRE_HOST_DEVICE uint32_t encodeStochastic4(const float (&z)[4], uint64_t key, uint64_t index) {
+  uint32_t codes = 0;
+  HALFWIRE_UNROLL
+  for (uint32_t i = 0; i < 4; ++i) {
+    codes |= uint32_t{stochasticCode(F, bitsOf(z[i]), roundingBits(key, index + i))} << (8 * i);
+  }
+  return codes;
 }
 
 // The not-finite code in each byte whose element is not finite, else the byte of `codes`.

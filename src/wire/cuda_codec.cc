@@ -25,10 +25,11 @@ struct Kernel {
 };
 
 constexpr uint32_t kPacketTarget = 3;
-constexpr uint32_t kAnyPath = 2;
+constexpr uint32_t kStochasticPath = static_cast<uint32_t>(CodecPath::kStochastic);
+constexpr uint32_t kAnyPath = 3;
 
-// Where both paths run the same code, there is one kernel: int8 and e3m4 are not formats of the hardware, and reading e5m2 is cutting
-// fp16 numbers.
+// Where both paths run the same code, there is one kernel: int8 and e3m4 are not formats of the hardware, and
+// reading e5m2 is cutting fp16 numbers.
 constexpr bool pathsDiffer(Operation operation, ElementFormat format, uint32_t target) {
   if (format == ElementFormat::kInt8 || format == ElementFormat::kE3M4) return false;
   if (format == ElementFormat::kE4M3 || operation == Operation::kQuantize) return true;
@@ -38,7 +39,7 @@ constexpr bool pathsDiffer(Operation operation, ElementFormat format, uint32_t t
 struct Table {
   std::array<Kernel, kCudaKernels> kernel{};
   // kernel index + 1 by [operation][format][target][path][log2(blocks)]
-  uint8_t index[3][kElementFormatCount][4][2][3] = {};
+  uint8_t index[3][kElementFormatCount][4][3][3] = {};
   uint32_t size = 0;
 };
 
@@ -54,11 +55,14 @@ constexpr Table makeTable() {
                                   : t == static_cast<uint32_t>(DataType::kFp32) ? 3
                                                                                 : 2;
         const bool differ = pathsDiffer(operation, format, t);
-        for (uint32_t p = 0; p < (differ ? 2u : 1u); ++p) {
+        const bool rounds = operation == Operation::kQuantize || t == kPacketTarget;
+        for (uint32_t p = 0; p < (rounds ? 3u : 2u); ++p) {
+          if (p == 1 && !differ) continue;
           for (uint32_t b = 0; b < variants; ++b) {
-            table.kernel.at(table.size++) = {operation, format, t, differ ? p : kAnyPath, 1u << b};
+            const bool any = !differ && p != kStochasticPath;
+            table.kernel.at(table.size++) = {operation, format, t, any ? kAnyPath : p, 1u << b};
             table.index[o][f][t][p][b] = static_cast<uint8_t>(table.size);
-            if (!differ) table.index[o][f][t][1][b] = static_cast<uint8_t>(table.size);
+            if (any) table.index[o][f][t][1][b] = static_cast<uint8_t>(table.size);
           }
         }
       }
@@ -90,7 +94,7 @@ uint32_t kernelIndex(Operation operation, ElementFormat format, uint32_t target,
 std::array<std::string, kCudaKernels> makeNames() {
   constexpr const char* kOperations[] = {"quantize", "dequantize", "reduce"};
   constexpr const char* kTargets[] = {"bf16", "fp16", "fp32", "packet"};
-  constexpr const char* kPaths[] = {"hardware", "software", "any"};
+  constexpr const char* kPaths[] = {"hardware", "software", "stochastic", "any"};
   std::array<std::string, kCudaKernels> names;
   for (uint32_t i = 0; i < kCudaKernels; ++i) {
     const Kernel& k = kTable.kernel[i];
@@ -135,7 +139,7 @@ const std::string& cudaKernelName(uint32_t index) {
 
 std::optional<CodecPath> cudaKernelPath(uint32_t index) {
   const uint32_t path = kTable.kernel.at(index).path;
-  if (path == kAnyPath) return std::nullopt;
+  if (path == kAnyPath || path == kStochasticPath) return std::nullopt;
   return static_cast<CodecPath>(path);
 }
 
@@ -147,8 +151,8 @@ bool cudaLaunch(const QuantizeJob& job, CodecPath path, uint32_t part, CudaLaunc
   const uint32_t vector = static_cast<uint32_t>(16 / dataTypeBytes(job.type));
   const uint32_t rows = kThreadElements / vector;
   const uint32_t blocks = std::min(rows, std::max(1u, 128u / job.format.block));
-  out->kernel =
-      kernelIndex(Operation::kQuantize, job.format.element, static_cast<uint32_t>(job.type), path, blocks);
+  out->kernel = kernelIndex(Operation::kQuantize, job.format.element, static_cast<uint32_t>(job.type),
+                            job.rounding.stochastic ? CodecPath::kStochastic : path, blocks);
   out->grid_x =
       tiles(longest, cuda::kQuantizeThreads * kThreadElements * cuda::quantizeRepeat(job.type, blocks));
   out->threads = cuda::kQuantizeThreads;
@@ -160,6 +164,8 @@ bool cudaLaunch(const QuantizeJob& job, CodecPath path, uint32_t part, CudaLaunc
   p.out = static_cast<uint8_t*>(job.out);
   p.out_pitch = job.out_pitch;
   p.factor_device = job.factor.present ? job.factor.device : nullptr;
+  p.rounding_key = job.rounding.key;
+  p.rounding_first = job.rounding.first;
   p.factor = job.factor.present ? job.factor.value : 1.0f;
   p.first_segment = first;
   p.block_log2 = log2Of(job.format.block);
@@ -194,7 +200,8 @@ bool cudaLaunch(const DequantizeJob& job, CodecPath path, uint32_t part, CudaLau
 bool cudaLaunch(const ReduceJob& job, CodecPath path, uint32_t part, CudaLaunch* out) {
   if (part != 0 || job.elements == 0 || job.packets == 0) return false;
   const uint32_t target = job.to_packet ? kPacketTarget : static_cast<uint32_t>(job.type);
-  out->kernel = kernelIndex(Operation::kReduce, job.format.element, target, path, 1);
+  out->kernel = kernelIndex(Operation::kReduce, job.format.element, target,
+                            job.to_packet && job.rounding.stochastic ? CodecPath::kStochastic : path, 1);
   out->grid_x = tiles(job.elements, cuda::kReduceThreads * kThreadElements);
   out->grid_y = 1;
   out->threads = cuda::kReduceThreads;
@@ -204,6 +211,8 @@ bool cudaLaunch(const ReduceJob& job, CodecPath path, uint32_t part, CudaLaunch*
   p.own = static_cast<const uint8_t*>(job.own);
   p.elements = job.elements;
   p.out = job.out;
+  p.rounding_key = job.rounding.key;
+  p.rounding_first = job.rounding.first;
   p.packets = job.packets;
   p.own_index = job.own_index;
   p.block_log2 = log2Of(job.format.block);

@@ -140,6 +140,7 @@ struct Quantize {
     uint8_t* codes;
     uint8_t* scales;
     float factor;
+    uint64_t rounding_first;
   };
 
   // The value of element `i` of a row, or zero where the packet has no such element.
@@ -235,7 +236,12 @@ struct Quantize {
               const float(&from)[4] = *reinterpret_cast<const float(*)[4]>(&y[r][4 * w]);
               const float z[4] = {mulRn(from[0], scale.v), mulRn(from[1], scale.v), mulRn(from[2], scale.v),
                                   mulRn(from[3], scale.v)};
-              codes[w] = encode4<F, P>(z);
+              if constexpr (P == CodecPath::kStochastic) {
+                codes[w] = encodeStochastic4<F>(z, p.rounding_key,
+                                                s.rounding_first + start[u] + r * (8 * kV) + 4 * w);
+              } else {
+                codes[w] = encode4<F, P>(z);
+              }
               if (special) codes[w] = markNonFinite<F>(codes[w], from, kOverflow);
             }
             // Codes behind the last element are +0, the packet's padding.
@@ -265,6 +271,7 @@ struct Quantize {
     s.codes = p.out + index * p.out_pitch;
     s.scales = s.codes + roundUp(s.elements, kPacketAlignment);
     s.factor = p.factor;
+    s.rounding_first = p.rounding_first + first;
     if (p.factor_device != nullptr) {
       if constexpr (T == DataType::kFp32) {
         s.factor = __ldg(static_cast<const float*>(p.factor_device));
@@ -507,7 +514,11 @@ struct Reduce {
       const float(&from)[4] = *reinterpret_cast<const float(*)[4]>(&acc[4 * w]);
       const float z[4] = {mulRn(from[0], scale.v), mulRn(from[1], scale.v), mulRn(from[2], scale.v),
                           mulRn(from[3], scale.v)};
-      codes[w] = encode4<F, P>(z);
+      if constexpr (P == CodecPath::kStochastic) {
+        codes[w] = encodeStochastic4<F>(z, p.rounding_key, p.rounding_first + first + 4 * w);
+      } else {
+        codes[w] = encode4<F, P>(z);
+      }
       if (special) codes[w] = markNonFinite<F>(codes[w], from, p.overflow_bits);
     }
     *reinterpret_cast<uint4*>(packet + first) = make_uint4(codes[0], codes[1], codes[2], codes[3]);

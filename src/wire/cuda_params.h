@@ -11,8 +11,8 @@
 namespace halfwire {
 
 // How FP8 codes are made and read: by the instructions that GPUs have from compute capability 8.9 on, or by
-// integer and fp32 arithmetic. Both give the same bits.
-enum class CodecPath : uint8_t { kHardware = 0, kSoftware = 1 };
+// integer and fp32 arithmetic. Both give the same bits. Stochastic rounding is arithmetic on every GPU.
+enum class CodecPath : uint8_t { kHardware = 0, kSoftware = 1, kStochastic = 2 };
 
 // How loads of data that is read once go through the caches: kept in L1 like any other, or not.
 enum class LoadHint : uint8_t { kDefault = 0, kStreaming = 1 };
@@ -29,6 +29,8 @@ struct QuantizeParams {
   uint8_t* out;
   uint64_t out_pitch;  // bytes
   const void* factor_device;
+  uint64_t rounding_key;    // of stochastic kernels
+  uint64_t rounding_first;  // number of in's first element
   float factor;  // 1 for none: multiplying by it changes no value
   uint32_t first_segment;
   uint32_t block_log2;
@@ -54,6 +56,8 @@ struct ReduceParams {
   const uint8_t* own;
   uint64_t elements;
   void* out;
+  uint64_t rounding_key;    // of stochastic kernels
+  uint64_t rounding_first;  // number of the first element
   uint32_t packets;
   int32_t own_index;
   uint32_t block_log2;

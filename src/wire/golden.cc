@@ -20,9 +20,7 @@ using Bytes = std::vector<uint8_t>;
 constexpr uint64_t kInputElements = 256 + 18;  // a case uses its first block + 18
 constexpr uint32_t kRanks = 3;
 
-const char* name(ElementFormat f) {
-  return elementFormatName(f);
-}
+const char* name(ElementFormat f) { return elementFormatName(f); }
 const char* name(ScaleFormat f) { return f == ScaleFormat::kFp32 ? "fp32" : "e8m0"; }
 const char* name(DataType t) {
   return t == DataType::kBf16 ? "bf16" : t == DataType::kFp16 ? "fp16" : "fp32";
@@ -83,9 +81,12 @@ struct Case {
   uint64_t elements;
 };
 
-Bytes quantize(const Case& c, const Bytes& in, Factor factor = {}) {
+constexpr Rounding kRounding{true, 0x0123456789abcdef, uint64_t{1} << 33};
+
+Bytes quantize(const Case& c, const Bytes& in, Factor factor = {}, Rounding rounding = {}) {
   Bytes packet(packetBytes(c.format, c.elements));
-  reference::quantize({c.format, c.type, 1, in.data(), 0, c.elements, c.elements, packet.data(), 0, factor});
+  reference::quantize(
+      {c.format, c.type, 1, in.data(), 0, c.elements, c.elements, packet.data(), 0, factor, rounding});
   return packet;
 }
 
@@ -120,7 +121,10 @@ nlohmann::json makeGolden() {
       "three ranks. A case "
       "uses the first `elements` of each: packets are the three ranks' packets, scaled is rank 0's packet "
       "under the factor "
-      "-0.75, decoded is rank 0's packet dequantized. sum and average (1/3) are the packets that the three "
+      "-0.75, stochastic is it rounded stochastically under the key 0x0123456789abcdef, the first element "
+      "being "
+      "number 2^33, decoded is rank 0's packet dequantized. sum and average (1/3) are the packets that the "
+      "three "
       "packets reduce to, "
       "average_elements is the average in elements.";
   for (DataType type : {DataType::kBf16, DataType::kFp16, DataType::kFp32}) {
@@ -145,6 +149,7 @@ nlohmann::json makeGolden() {
             packets.insert(packets.end(), packet.begin(), packet.end());
           }
           entry["scaled"] = hex(quantize(c, inputs[0], {nullptr, -0.75f, true}));
+          entry["stochastic"] = hex(quantize(c, inputs[0], {}, kRounding));
           entry["decoded"] = hex(dequantize(c, quantize(c, inputs[0])));
           entry["sum"] = hex(reduce(c, packets, 1.0f, true));
           entry["average"] = hex(reduce(c, packets, 1.0f / 3, true));

@@ -68,6 +68,10 @@ TEST(Golden, HostAgrees) {
       if (k != 0) continue;
       host::quantize(quantizeJob(format, in, packet, {nullptr, -0.75f, true}));
       EXPECT_EQ(packet, unhex(c["scaled"])) << what;
+      QuantizeJob stochastic = quantizeJob(format, in, packet);
+      stochastic.rounding = {true, 0x0123456789abcdef, uint64_t{1} << 33};
+      host::quantize(stochastic);
+      EXPECT_EQ(packet, unhex(c["stochastic"])) << what;
     }
     const auto bytesOf = [&](const Elements& e) {
       return Packet(e.data(), e.data() + n * dataTypeBytes(type));

@@ -15,7 +15,7 @@ const SimdTarget* fastest() {
 
 void quantize(const QuantizeJob& job) {
   const SimdTarget* const target = fastest();
-  if (target == nullptr) return reference::quantize(job);
+  if (target == nullptr || job.rounding.stochastic) return reference::quantize(job);
   const FpEnvironment environment(kIeeeArithmetic);
   target->quantize(job);
 }
@@ -29,7 +29,7 @@ void dequantize(const DequantizeJob& job) {
 
 void reduce(const ReduceJob& job) {
   const SimdTarget* const target = fastest();
-  if (target == nullptr) return reference::reduce(job);
+  if (target == nullptr || (job.rounding.stochastic && job.to_packet)) return reference::reduce(job);
   const FpEnvironment environment(kIeeeArithmetic);
   target->reduce(job);
 }

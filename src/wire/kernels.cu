@@ -5,7 +5,7 @@
 //   halfwire_perturb_<bits of an element>
 //   halfwire_compare_<type>
 // The hardware path exists in images for compute capability 8.9 and later; where the two paths are one, it is
-// "any".
+// "any". What rounds stochastically is a path of its own, "stochastic".
 #include "wire/cuda_kernels.h"
 #include "wire/cuda_tuning.h"
 
@@ -78,6 +78,14 @@ HALFWIRE_REDUCE(e4m3, kE4M3, packet, toPacket, software, kSoftware)
 HALFWIRE_REDUCE(e5m2, kE5M2, packet, toPacket, software, kSoftware)
 HALFWIRE_REDUCE(int8, kInt8, packet, toPacket, any, kSoftware)
 HALFWIRE_REDUCE(e3m4, kE3M4, packet, toPacket, any, kSoftware)
+HALFWIRE_QUANTIZE_TYPES(e4m3, kE4M3, stochastic, kStochastic)
+HALFWIRE_QUANTIZE_TYPES(e5m2, kE5M2, stochastic, kStochastic)
+HALFWIRE_QUANTIZE_TYPES(int8, kInt8, stochastic, kStochastic)
+HALFWIRE_QUANTIZE_TYPES(e3m4, kE3M4, stochastic, kStochastic)
+HALFWIRE_REDUCE(e4m3, kE4M3, packet, toPacket, stochastic, kStochastic)
+HALFWIRE_REDUCE(e5m2, kE5M2, packet, toPacket, stochastic, kStochastic)
+HALFWIRE_REDUCE(int8, kInt8, packet, toPacket, stochastic, kStochastic)
+HALFWIRE_REDUCE(e3m4, kE3M4, packet, toPacket, stochastic, kStochastic)
 
 template <class Bits>
 __device__ __forceinline__ void perturbTile(const halfwire::PerturbParams& p) {

@@ -28,9 +28,7 @@ constexpr double kTimedShare = 0.8;                       // of the progress, th
 std::string name(CodecOp op) {
   return op == CodecOp::kQuantize ? "quantize" : op == CodecOp::kDequantize ? "dequantize" : "reduce";
 }
-std::string name(ElementFormat f) {
-  return elementFormatName(f);
-}
+std::string name(ElementFormat f) { return elementFormatName(f); }
 std::string name(ScaleFormat f) { return f == ScaleFormat::kFp32 ? "fp32" : "e8m0"; }
 std::string name(DataType t) {
   return t == DataType::kBf16 ? "bf16" : t == DataType::kFp16 ? "fp16" : "fp32";
@@ -94,13 +92,16 @@ void fill(DataType type, uint64_t elements, uint8_t* out) {
 struct Codec {
   const CodecCase& c;
 
-  void quantize(uint64_t elements, const uint8_t* in, uint8_t* packet) const {
+  // `rank`: of whom the packet is; ranks round independently.
+  void quantize(uint64_t elements, const uint8_t* in, uint8_t* packet, uint32_t rank = 0) const {
     QuantizeJob job;
     job.format = c.format;
     job.type = c.type;
     job.in = in;
     job.in_total = job.segment_elements = elements;
     job.out = packet;
+    job.rounding = c.rounding;
+    job.rounding.key += rank;
     c.path == CodecPath::kSimd ? host::quantize(job) : reference::quantize(job);
   }
   void dequantize(uint64_t elements, const uint8_t* packet, uint8_t* out) const {
@@ -121,6 +122,7 @@ struct Codec {
     job.in_pitch = packetBytes(c.format, elements);
     job.elements = elements;
     job.out = out;
+    job.rounding = c.rounding;
     c.path == CodecPath::kSimd ? host::reduce(job) : reference::reduce(job);
   }
 };
@@ -143,7 +145,7 @@ double snrDb(const CodecCase& c, const std::function<void(double)>& progress) {
         putElement(c.type, static_cast<float>(gauss.next()), in.data(), i);
         exact[i] += elementAt(c.type, in.data(), i);
       }
-      codec.quantize(kSnrChunk, in.data(), packets.data() + k * packet_bytes);
+      codec.quantize(kSnrChunk, in.data(), packets.data() + k * packet_bytes, k + 1);
     }
     if (sum) codec.reduce(kSnrChunk, packets.data(), total.data());
     codec.dequantize(kSnrChunk, sum ? total.data() : packets.data(), out.data());
@@ -213,9 +215,11 @@ CodecRow describeCodec(const CodecCase& c) {
   row.format = name(c.format.element);
   row.block = c.format.block;
   row.scale = name(c.format.scale);
+  row.rounding = c.rounding.stochastic ? "stochastic" : "nearest";
   row.elements = c.elements;
   row.working_set_bytes = codecWorkingSet(c);
-  row.wire_ratio = static_cast<double>(packetBytes(c.format, c.elements)) / (2.0 * static_cast<double>(c.elements));
+  row.wire_ratio =
+      static_cast<double>(packetBytes(c.format, c.elements)) / (2.0 * static_cast<double>(c.elements));
   return row;
 }
 

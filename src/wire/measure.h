@@ -19,6 +19,7 @@ struct CodecCase {
   DataType type = DataType::kBf16;
   CodecOp op = CodecOp::kQuantize;
   CodecPath path = CodecPath::kSimd;
+  Rounding rounding;
   uint64_t elements = 0;
   uint32_t packets = 8;             // that a reduction sums
   double seconds = 1.0;             // of timed work, copies included
@@ -32,7 +33,8 @@ struct CodecRow {
   std::string input;   // "bf16", "fp16" or "fp32"
   std::string format;  // "e4m3", "e3m4", "e5m2" or "int8"
   uint32_t block = 0;
-  std::string scale;  // "fp32" or "e8m0"
+  std::string scale;     // "fp32" or "e8m0"
+  std::string rounding;  // "nearest" or "stochastic"
   uint64_t elements = 0;
   uint64_t working_set_bytes = 0;  // read and written by one run
   double bytes_per_s = 0;          // working_set_bytes over the median time of a run
@@ -48,8 +50,8 @@ uint64_t codecWorkingSet(const CodecCase& c);
 // The largest number of whole blocks' elements whose working set is at most `bytes`; 0 if there is none.
 uint64_t codecElementsFor(const CodecCase& c, uint64_t bytes);
 
-// The fields of a row that follow from the case: op, input, format, block, scale, elements, working_set_bytes,
-// wire_ratio.
+// The fields of a row that follow from the case: op, input, format, block, scale, rounding, elements,
+// working_set_bytes, wire_ratio.
 CodecRow describeCodec(const CodecCase& c);
 
 // N(0,1) by Box and Muller: the same numbers from a seed with every standard library.

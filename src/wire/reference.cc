@@ -139,6 +139,11 @@ float decodeScaled(ElementFormat format, uint8_t code, float scale, float bound)
   return clampTo(decode(format, code) * scale, bound);
 }
 
+// `rounding` for what begins `elements` further on.
+Rounding behind(const Rounding& rounding, uint64_t elements) {
+  return {rounding.stochastic, rounding.key, rounding.first + elements};
+}
+
 template <class Body>
 void forEachBlock(const WireFormat& format, uint64_t elements, const Body& body) {
   for (uint64_t start = 0, block = 0; start < elements; start += format.block, ++block) {
@@ -158,7 +163,8 @@ void forEachBlock(const WireFormat& format, uint64_t elements, const Body& body)
     forEachBlock(job.format, segment.elements, [&](uint64_t block, uint64_t start, uint32_t n) {
       quantizeBlock(job.format, job.type, in + start * dataTypeBytes(job.type), n,
                     job.factor.present ? &factor : nullptr, packet + start,
-                    scales + block * scaleBytes(job.format.scale));
+                    scales + block * scaleBytes(job.format.scale),
+                    behind(job.rounding, segment.start + start));
     });
     zeroPadding(job.format, segment.elements, packet);
   }
@@ -191,17 +197,17 @@ float factorValue(const Factor& factor, DataType type) {
 }
 
 void quantizeBlock(const WireFormat& format, DataType type, const void* in, uint32_t n, const float* factor,
-                   uint8_t* codes, uint8_t* scale) {
+                   uint8_t* codes, uint8_t* scale, const Rounding& rounding) {
   float y[kMaxBlock];
   for (uint32_t i = 0; i < n; ++i) {
     const float x = loadElement(type, in, i);
     y[i] = factor != nullptr ? x * *factor : x;
   }
-  quantizeFloats(format, type, y, n, codes, scale);
+  quantizeFloats(format, type, y, n, codes, scale, rounding);
 }
 
 void quantizeFloats(const WireFormat& format, DataType type, const float* y, uint32_t n, uint8_t* codes,
-                    uint8_t* scale) {
+                    uint8_t* scale, const Rounding& rounding) {
   // Magnitudes of floats are ordered like their bits, and every NaN lies above infinity.
   const uint32_t overflow = overflowBits(type);
   uint32_t amax = 0;
@@ -213,7 +219,14 @@ void quantizeFloats(const WireFormat& format, DataType type, const float* y, uin
   const float v = 1.0f / s;
   for (uint32_t i = 0; i < n; ++i) {
     const uint32_t magnitude = std::bit_cast<uint32_t>(y[i]) & 0x7fffffffu;
-    codes[i] = magnitude < overflow ? encode(format.element, y[i] * v) : nonFiniteCode(format.element);
+    if (magnitude >= overflow) {
+      codes[i] = nonFiniteCode(format.element);
+    } else if (rounding.stochastic) {
+      codes[i] = stochasticCode(format.element, std::bit_cast<uint32_t>(y[i] * v),
+                                roundingBits(rounding.key, rounding.first + i));
+    } else {
+      codes[i] = encode(format.element, y[i] * v);
+    }
   }
 }
 
@@ -242,7 +255,7 @@ void reduceBlock(const ReduceJob& job, uint64_t block, uint32_t n) {
   }
   if (job.to_packet) {
     uint8_t* packet = static_cast<uint8_t*>(job.out);
-    quantizeFloats(format, job.type, acc, n, packet + start, packet + scale_at);
+    quantizeFloats(format, job.type, acc, n, packet + start, packet + scale_at, behind(job.rounding, start));
     return;
   }
   uint8_t* out = static_cast<uint8_t*>(job.out) + start * dataTypeBytes(job.type);

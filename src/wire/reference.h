@@ -11,13 +11,13 @@ namespace halfwire::reference {
 float factorValue(const Factor& factor, DataType type);
 
 // Quantizes `n` <= block elements into codes and one scale (scaleBytes(format.scale) bytes). `factor` may be
-// null.
+// null. The first element is number rounding.first.
 void quantizeBlock(const WireFormat& format, DataType type, const void* in, uint32_t n, const float* factor,
-                   uint8_t* codes, uint8_t* scale);
+                   uint8_t* codes, uint8_t* scale, const Rounding& rounding = {});
 
 // The same from fp32 values; `type` decides what is not finite.
 void quantizeFloats(const WireFormat& format, DataType type, const float* y, uint32_t n, uint8_t* codes,
-                    uint8_t* scale);
+                    uint8_t* scale, const Rounding& rounding = {});
 
 // Dequantizes the `n` elements of one block.
 void dequantizeBlock(const WireFormat& format, DataType type, const uint8_t* codes, const uint8_t* scale,

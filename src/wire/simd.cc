@@ -444,7 +444,7 @@ HWY_NOINLINE void encodeTile(const uint8_t* in, uint32_t blocks, uint32_t block,
 // it.
 template <ElementFormat E, DataType S>
 HWY_NOINLINE void quantizeTile(Quantizer& q, const uint8_t* in, uint32_t blocks, uint8_t* codes,
-                             uint8_t* scales) {
+                               uint8_t* scales) {
   const uint32_t block = q.format.block;
   const size_t stride = block * dataTypeBytes(S);
   const uint32_t overflow = overflowBits(q.type);

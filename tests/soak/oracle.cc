@@ -38,7 +38,7 @@ struct CodeFacts {
   double absolute;
 };
 
-CodeFacts codeFacts(ElementFormat format) {
+CodeFacts nearestFacts(ElementFormat format) {
   switch (format) {
     case ElementFormat::kE4M3:
       return {448, 0x1p-4, 0x1p-10};  // 3 mantissa bits; denormals are multiples of 2^-9
@@ -50,6 +50,15 @@ CodeFacts codeFacts(ElementFormat format) {
       return {30, 0x1p-5, 0x1p-7};  // 4 mantissa bits; denormals are multiples of 2^-6
   }
   return {};
+}
+
+// Stochastic rounding may take the farther neighbour.
+CodeFacts codeFacts(const Reduction& r) {
+  CodeFacts facts = nearestFacts(r.format.element);
+  if (!r.stochastic) return facts;
+  facts.relative *= 2;
+  facts.absolute *= 2;
+  return facts;
 }
 
 // An upper bound of the scale of a block whose largest finite magnitude is at most `amax`: RN(amax / M), or
@@ -180,7 +189,7 @@ Verdict checkExactSum(const Reduction& r, const void* output) {
 // One block of a compressed sum.
 class CompressedBlock {
  public:
-  CompressedBlock(const Reduction& r) : r_(r), facts_(factsOf(r.type)), code_(codeFacts(r.format.element)) {}
+  CompressedBlock(const Reduction& r) : r_(r), facts_(factsOf(r.type)), code_(codeFacts(r)) {}
 
   void check(uint64_t start, uint64_t n, const void* output, Verdict* verdict) {
     sum(start, n);
@@ -294,14 +303,15 @@ Verdict checkReduction(const Reduction& r, const void* output) {
   return verdict;
 }
 
-Verdict checkGathered(ncclDataType_t type, const WireFormat& format, const void* input, uint64_t count,
-                      const void* output) {
+Verdict checkGathered(ncclDataType_t type, const WireFormat& format, bool stochastic, const void* input,
+                      uint64_t count, const void* output) {
   Reduction r;
   r.type = type;
   r.inputs = {input};
   r.count = count;
   r.travel = Travel::kGather;
   r.format = format;
+  r.stochastic = stochastic;
   return checkReduction(r, output);
 }
 

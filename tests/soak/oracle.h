@@ -27,7 +27,8 @@ struct Reduction {
   enum { kSum, kAvg, kMax, kMin } op = kSum;
   std::vector<double> scalars;  // PreMulSum's, by rank; empty for none
   Travel travel = Travel::kExact;
-  WireFormat format;  // unless travel is kExact; blocks start at `first`
+  WireFormat format;        // unless travel is kExact; blocks start at `first`
+  bool stochastic = false;  // rounding
 };
 
 struct Verdict {
@@ -41,8 +42,8 @@ struct Verdict {
 Verdict checkReduction(const Reduction& reduction, const void* output);
 
 // Checks one rank's part of a compressed AllGather: `input` is what that rank sent.
-Verdict checkGathered(ncclDataType_t type, const WireFormat& format, const void* input, uint64_t count,
-                      const void* output);
+Verdict checkGathered(ncclDataType_t type, const WireFormat& format, bool stochastic, const void* input,
+                      uint64_t count, const void* output);
 
 // The smallest magnitude that rounds to infinity in `type` (docs/wire-format.md's O), and its largest value
 // (X).

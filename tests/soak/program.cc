@@ -55,6 +55,7 @@ class Generator {
     s["HALFWIRE_CHUNK_BYTES"] =
         random_.pick<std::string>({"1KiB", "4KiB", "16KiB", "64KiB", "1MiB", "32MiB"});
     s["HALFWIRE_OVERLAP"] = random_.pick<std::string>({"auto", "auto", "off"});
+    s["HALFWIRE_ROUNDING"] = program_.seed % 4 == 3 ? "stochastic" : "nearest";
     s["HALFWIRE_OPS"] = pickOps();
     const std::string delay = random_.pick<std::string>({"", "", "100", "1000", "3000"});
     if (!delay.empty()) {
@@ -440,6 +441,8 @@ bool ordersAsMessage(const Program& program, const Op& op, const GenerateOptions
   if (!isExchange(op.kind)) return op.kind == OpKind::kSendRecv;
   return options.any_order || !shouldCompress(program, op);
 }
+
+bool stochastic(const Program& program) { return program.settings.at("HALFWIRE_ROUNDING") == "stochastic"; }
 
 WireFormat wireFormat(const Program& program) {
   WireFormat f;

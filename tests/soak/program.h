@@ -150,6 +150,7 @@ uint64_t recvElements(const Program& program, const Op& op, int comm_rank);
 bool sendsBetween(const Op& op, int from, int to);
 
 WireFormat wireFormat(const Program& program);
+bool stochastic(const Program& program);  // rounding
 uint64_t chunkBytes(const Program& program);
 
 // Whether a group may move it about as a message. Compressed exchanges are of several steps and run before

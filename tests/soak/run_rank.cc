@@ -224,8 +224,9 @@ struct Task {
   std::string checkPart(int rank, uint64_t from, uint64_t to) {
     const std::vector<char> input = inputOf(rank);
     if (!compressed()) return compare(input, from, to, op->count);
-    return evidence(checkGathered(op->type, wireFormat(*program), input.data() + from * elementBytes(),
-                                  op->count, recv + to * elementBytes()));
+    return evidence(checkGathered(op->type, wireFormat(*program), stochastic(*program),
+                                  input.data() + from * elementBytes(), op->count,
+                                  recv + to * elementBytes()));
   }
 
   std::string checkAllGather() {
@@ -253,6 +254,7 @@ struct Task {
       r.travel =
           op->kind == OpKind::kReduceScatter || memberCount() == 2 ? Travel::kOneShot : Travel::kTwoShot;
       r.format = wireFormat(*program);
+      r.stochastic = stochastic(*program);
     }
     return evidence(checkReduction(r, recv));
   }

@@ -22,9 +22,7 @@ constexpr uint64_t kGuard = 256;  // poisoned bytes around every output
 constexpr size_t kMaxLines = 40;
 constexpr uint64_t kRegion = uint64_t{12} << 20;  // bytes of a worker's input and of its output
 
-const char* name(ElementFormat f) {
-  return elementFormatName(f);
-}
+const char* name(ElementFormat f) { return elementFormatName(f); }
 const char* name(ScaleFormat f) { return f == ScaleFormat::kFp32 ? "fp32" : "e8m0"; }
 const char* name(DataType t) {
   return t == DataType::kBf16 ? "bf16" : t == DataType::kFp16 ? "fp16" : "fp32";
@@ -279,6 +277,9 @@ class Worker {
             }
             const uint64_t misalign = to_packet ? 0 : (random_() % 3) * dataTypeBytes(type);
             reduce(job, data, misalign);
+            if (!to_packet) continue;
+            job.rounding = anyRounding();
+            reduce(job, data, misalign);
           }
         }
       }
@@ -304,6 +305,19 @@ class Worker {
 
   void quantize(const char* kind, QuantizeJob job, const std::vector<uint8_t>& data, uint64_t misalign,
                 const std::vector<uint8_t>& factor) {
+    rounded("quantize", kind, job, data, misalign, factor);
+    job.rounding = anyRounding();
+    rounded("quantize", "stochastic", job, data, misalign, factor);
+  }
+
+  // Numbers that begin anywhere, beyond 32 bits too.
+  Rounding anyRounding() {
+    const uint64_t key = uint64_t{random_()} << 32 | random_();
+    return {true, key, (uint64_t{random_()} << 20) + random_() % 1000};
+  }
+
+  void rounded(const char* operation, const char* kind, QuantizeJob job, const std::vector<uint8_t>& data,
+               uint64_t misalign, const std::vector<uint8_t>& factor) {
     const uint64_t bytes = job.segments * job.out_pitch;
     expected_.assign(bytes + 2 * kGuard, kPoison);
     job.in = data.data();
@@ -315,7 +329,7 @@ class Worker {
     job.in = in_.at(misalign);
     job.out = out_.at(kGuard);
     if (!factor.empty()) job.factor.device = factor_.at();
-    compare("quantize", kind, job.in_total,
+    compare(operation, kind, job.in_total,
             [&](Device& device) { return device.quantize(job, stream_.get()); });
   }
 
@@ -617,7 +631,8 @@ CheckResult checkAll(const Gpu& gpu, const Module& kernels, const std::vector<Pa
 
   if (!options.small) {
     checkRange(gpu, kernels, "compare_reciprocal", 0x7e000001u, &result);
-    for (const char* kernel : {"compare_quotient_e4m3", "compare_quotient_e5m2", "compare_quotient_int8", "compare_quotient_e3m4"})
+    for (const char* kernel :
+         {"compare_quotient_e4m3", "compare_quotient_e5m2", "compare_quotient_int8", "compare_quotient_e3m4"})
       checkRange(gpu, kernels, kernel, 0x7f800000u, &result);
     checkRange(gpu, kernels, "compare_encode_e4m3", 2 * (uint64_t{std::bit_cast<uint32_t>(448.0f)} + 9),
                &result);

@@ -21,7 +21,8 @@ struct Codec {
   const CodecCase& c;
   CUstream stream;
 
-  Status quantize(uint64_t elements, const void* in, void* packet) const {
+  // `rank`: of whom the packet is; ranks round independently.
+  Status quantize(uint64_t elements, const void* in, void* packet, uint32_t rank = 0) const {
     QuantizeJob job;
     job.format = c.format;
     job.type = c.type;
@@ -29,6 +30,8 @@ struct Codec {
     job.in_pitch = job.in_total = job.segment_elements = elements;
     job.out = packet;
     job.out_pitch = packetBytes(c.format, elements);
+    job.rounding = c.rounding;
+    job.rounding.key += rank;
     return device.quantize(job, stream);
   }
   Status dequantize(uint64_t elements, const void* packet, void* out) const {
@@ -50,6 +53,7 @@ struct Codec {
     job.in_pitch = packetBytes(c.format, elements);
     job.elements = elements;
     job.out = out;
+    job.rounding = c.rounding;
     return device.reduce(job, stream);
   }
 };
@@ -70,7 +74,7 @@ Status snr(const Gpu& gpu, const Codec& codec, const Stream& stream, double* db)
       fillNormal(c.type, 2 + done + k, kSnrChunk, host.data());
       for (uint64_t i = 0; i < kSnrChunk; ++i) exact[i] += elementAt(c.type, host.data(), i);
       in.upload(host.data(), host.size());
-      if (Status s = codec.quantize(kSnrChunk, in.at(), packets.at(k * packet)); !s.ok()) return s;
+      if (Status s = codec.quantize(kSnrChunk, in.at(), packets.at(k * packet), k + 1); !s.ok()) return s;
       stream.synchronize();
     }
     if (sum) {
@@ -132,8 +136,8 @@ Result<CodecRow> measureCudaCodec(const Gpu& gpu, Device& device, const CodecCas
     return Status();
   };
   const auto copy = [&] {
-    gpu.must("cuMemcpyDtoDAsync", gpu.cuMemcpyDtoDAsync(copy_to.address(), copy_from.address(), working_set / 2,
-                                                        stream.get()));
+    gpu.must("cuMemcpyDtoDAsync",
+             gpu.cuMemcpyDtoDAsync(copy_to.address(), copy_from.address(), working_set / 2, stream.get()));
   };
 
   // Short launches are repeated, so that the events' own time does not count.
