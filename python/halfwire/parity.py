@@ -102,6 +102,8 @@ def _in_one_piece(scalars):
     """The vector of which these tensors of one element are the elements, in order, if there is one: torch makes one for what
     _foreach_norm returns, and to copy it is one call of many less."""
     first, last, count = scalars[0], scalars[-1], len(scalars)
+    if not hasattr(first, "untyped_storage"):  # torch before 2.0
+        return None
     storage, size = first.untyped_storage(), first.element_size()
     if (storage.nbytes() != count * size or storage.data_ptr() != first.data_ptr()
             or last.untyped_storage().data_ptr() != storage.data_ptr() or last.dtype != first.dtype

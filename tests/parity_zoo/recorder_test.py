@@ -792,7 +792,7 @@ while True:
         finally:
             child.send_signal(signal.SIGKILL)
             child.wait()
-        for name, lost in (("detail", 2), ("blocks", 21)):
+        for name, lost in (("detail", 2), ("blocks", 33)):
             steps = lines(self.path(name))[1:]
             self.assertGreater(len(steps), 20)
             self.assertEqual([s["step"] for s in steps], list(range(len(steps))))
