@@ -125,8 +125,8 @@ def _library():
             return None
     except OSError:
         return None
-    fields = {"mode": "off", "format": "e4m3", "block": 128, "scale": "fp32", "min_bytes": None,
-              "ops": "allreduce,reducescatter"}
+    fields = {"mode": "off", "format": "e4m3", "block": 128, "scale": "fp32", "rounding": "nearest",
+              "min_bytes": None, "ops": "allreduce,reducescatter"}
     result = {}
     for field, default in fields.items():
         value = os.environ.get("HALFWIRE_" + field.upper()) or default

@@ -388,6 +388,7 @@ int benchCollective(const CollectiveOptions& o) {
       {"HALFWIRE_FORMAT", o.format},
       {"HALFWIRE_BLOCK", o.block},
       {"HALFWIRE_SCALE", o.scale},
+      {"HALFWIRE_ROUNDING", "nearest"},
       {"HALFWIRE_CHUNK_BYTES", std::to_string(config.value()["chunk_bytes"].get<uint64_t>())},
       {"HALFWIRE_OVERLAP", o.overlap},
       {"HALFWIRE_LOG_DIR", folder.path()}};
