@@ -1,6 +1,7 @@
 // The host engine's collectives on 1 to 4 processes, against an oracle in double (floats) or 64-bit integers.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <bit>
 #include <cmath>
 #include <cstdint>
@@ -486,8 +487,8 @@ TEST(Bytes, AllReduceSendsWhatARingSends) {
   });
 }
 
-// Four ranks, 4 MiB each way at 200 Mbit/s: never faster than the link; not much slower even on a busy
-// machine. (The exact rate is a benchmark's to measure, on a quiet one.)
+// Four ranks, 4 MiB each way at 200 Mbit/s: never faster than the link; in the best of three turns not much
+// slower even on a busy machine. (The exact rate is a benchmark's to measure, on a quiet one.)
 TEST(EmulatedLink, CostsWhatTheRateSays) {
   runRanks(4,
            [](Rank& self) {
@@ -496,13 +497,17 @@ TEST(EmulatedLink, CostsWhatTheRateSays) {
              const size_t part = (size_t{4} << 20) / 3;
              const DeviceBuffer in(part * 4), out(part * 4);
              const auto rate = [&](auto call, double bytes) {
-               OK(ncclAllReduce(in.data, in.data, 1, ncclFloat32, ncclSum, comm, stream));
-               OK(cudaStreamSynchronize(stream));
-               const auto start = std::chrono::steady_clock::now();
-               OK(call());
-               OK(cudaStreamSynchronize(stream));
-               return bytes * 8 /
-                      std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count() / 200e6;
+               double best = 0;
+               for (int turn = 0; turn < 3; ++turn) {
+                 OK(ncclAllReduce(in.data, in.data, 1, ncclFloat32, ncclSum, comm, stream));
+                 OK(cudaStreamSynchronize(stream));
+                 const auto start = std::chrono::steady_clock::now();
+                 OK(call());
+                 OK(cudaStreamSynchronize(stream));
+                 const std::chrono::duration<double> took = std::chrono::steady_clock::now() - start;
+                 best = std::max(best, bytes * 8 / took.count() / 200e6);
+               }
+               return best;
              };
              const double gather =
                  rate([&] { return ncclAllGather(in.data, out.data, part, ncclUint8, comm, stream); },
