@@ -44,7 +44,7 @@ for run in $runs; do
     exact) how=(--mode off) ;;
     e4m3 | e3m4 | e5m2 | int8) how=(--mode wire --format "$variant" --min-bytes 1KiB) ;;
     noise) how=(--mode noise --seed "$seed" --min-bytes 1KiB) ;;
-    *) echo "$run: a run is exact-SEED, e4m3-SEED, e5m2-SEED, int8-SEED or noise-SEED" >&2; exit 2 ;;
+    *) echo "$run: a run is exact-SEED, e4m3-SEED, e3m4-SEED, e5m2-SEED, int8-SEED or noise-SEED" >&2; exit 2 ;;
   esac
   [ -e "$out/$run/rank0.jsonl" ] && continue
   if [ $((SECONDS + longest + longest / 5)) -gt "$limit" ]; then

@@ -125,7 +125,7 @@ def _library():
             return None
     except OSError:
         return None
-    fields = {"mode": "off", "format": "e4m3", "block": 128, "scale": "fp32", "rounding": "nearest",
+    fields = {"mode": "off", "format": "e4m3", "block": 128, "scale": "fp32", "rounding": "nearest", "seed": "1",
               "min_bytes": None, "ops": "allreduce,reducescatter"}
     result = {}
     for field, default in fields.items():

@@ -280,23 +280,28 @@ class StreamRoles {
     for (const uint32_t m : members) {
       const Activity& a = t.activities[m];
       Stream& s = streams_[a.stream];
+      s.used = true;
       const int64_t took = a.end_ns - a.start_ns;
       if (trace::isCommunication(a.kind)) {
         if (s.first == kNone) s.first = static_cast<int32_t>(m);
         s.communication = addSaturated(s.communication, took);
       } else if (a.kind == ActivityKind::kCompute) {
         s.compute = addSaturated(s.compute, took);
-        compute_ = addSaturated(compute_, took);
+        most_ = std::max(most_, s.compute);
       }
     }
   }
 
-  // Runs a tenth of the device's compute or more, and no collectives. What a stream that gathers the parts of
-  // a message waits for holds up the message, not the compute.
+  // Runs a tenth or more of the compute of the stream that runs most of it, and more of it than of
+  // collectives. What a stream that brings together the parts of a message waits for holds up the message,
+  // not the compute.
   bool computes(int32_t stream) const {
     const Stream& s = streams_[stream];
-    return s.first == kNone && s.compute >= compute_ / 10;
+    return s.compute > 0 && s.compute >= most_ / 10 && s.communication <= s.compute;
   }
+
+  // Ran nothing in the recording, so that it says nothing of what the stream is for.
+  bool unused(int32_t stream) const { return !streams_[stream].used; }
 
   // Whoever waits for this waits for a collective: it is one, or comes behind one on a stream that does
   // little else, such as the casts behind a reduce-scatter.
@@ -309,30 +314,31 @@ class StreamRoles {
 
  private:
   struct Stream {
+    bool used = false;
     int32_t first = kNone;  // of its collectives
     int64_t communication = 0, compute = 0;
   };
   const Timeline& t_;
   std::vector<Stream> streams_;
-  int64_t compute_ = 0;
+  int64_t most_ = 0;  // compute of one stream
 };
 
 // Stretches in which a computing stream stood at an event wait behind a collective while it had nothing else
-// to run.
+// to run, or ran a collective itself.
 void findStalls(const Timeline& t, const std::vector<uint32_t>& members, const std::vector<StepWindow>& steps,
                 Lane* lane) {
   const StreamRoles roles(t, members);
-  Spans stalls;
-  Spans perhaps;
-  size_t recorded = 0;
+  Spans stalls, perhaps;
+  size_t unknown = 0, recorded = 0;  // waits of computing streams
   bool inferred_stall = false;
-  for (const ResolvedWait& w : resolveWaits(t, lane->device, members)) {
+  const auto behind_collective = [&](int32_t activity) { return roles.isBehindCollective(activity); };
+  for (const ResolvedWait& w : resolveWaits(t, lane->device, members, behind_collective)) {
     ++lane->waits;
     if (w.source == WaitSource::kUnknown) ++lane->waits_unknown;
+    if (!roles.computes(w.stream) && !roles.unused(w.stream)) continue;
+    if (w.source == WaitSource::kUnknown) ++unknown;
     if (w.source == WaitSource::kRecorded) ++recorded;
-    if (!roles.computes(w.stream)) continue;
-    if (w.perhaps != kNone && roles.isBehindCollective(w.perhaps))
-      perhaps.push_back({w.from_ns, t.activities[w.perhaps].end_ns});
+    if (w.perhaps != kNone) perhaps.push_back({w.from_ns, t.activities[w.perhaps].end_ns});
     if (w.behind == kNone || !roles.isBehindCollective(w.behind)) continue;
     int64_t to = t.activities[w.behind].end_ns;
     if (w.next != kNone) to = std::min(to, t.activities[w.next].start_ns);
@@ -340,18 +346,22 @@ void findStalls(const Timeline& t, const std::vector<uint32_t>& members, const s
     stalls.push_back({w.from_ns, to});
     inferred_stall = inferred_stall || w.source == WaitSource::kInferred;
   }
+  const bool waited = !stalls.empty();
+  for (const uint32_t m : members) {
+    const Activity& a = t.activities[m];
+    if (trace::isCommunication(a.kind) && roles.computes(a.stream)) stalls.push_back({a.start_ns, a.end_ns});
+  }
   lane->stall_spans = unionOf(std::move(stalls));
   lane->stalled = length(lane->stall_spans);
-  const Spans unknown = subtract(unionOf(std::move(perhaps)), lane->stall_spans);
+  const Spans more = subtract(unionOf(std::move(perhaps)), lane->stall_spans);
   for (size_t i = 0; i < steps.size(); ++i) {
     const StepWindow& w = steps[i];
     lane->steps[i].stalled = lengthWithin(lane->stall_spans, w.start_ns, w.end_ns);
-    lane->steps[i].stalled_at_most =
-        lane->steps[i].stalled + lengthWithin(unknown, w.start_ns, w.end_ns);
+    lane->steps[i].stalled_at_most = lane->steps[i].stalled + lengthWithin(more, w.start_ns, w.end_ns);
   }
-  // That nothing was inferred says little while some waits may have held anything up.
-  const bool none_inferred = recorded == 0 && lane->stalled == 0;
-  if (lane->waits == 0 || (none_inferred && lane->waits_unknown > 0)) return;
+  lane->stalled_at_most = lane->stalled + length(more);
+  // That no wait was found to be a stall says little while some may have been.
+  if (lane->waits == 0 || (recorded == 0 && !waited && unknown > 0)) return;
   lane->stalled_from = inferred_stall || recorded == 0 ? StalledFrom::kInferred : StalledFrom::kRecorded;
 }
 

@@ -60,8 +60,8 @@ struct StepAccount {
   int64_t start_ns = 0;
   Parts parts;
   int64_t stalled = 0;  // of Lane::stalled
-  // Had every wait of which nothing is known held its stream up until the last collective that ended while the
-  // stream stood there.
+  // Had every wait whose event is not named held its stream up until the last end of a collective, or of what
+  // follows one on its stream, that the trace shows before the stream went on.
   int64_t stalled_at_most = 0;
 };
 
@@ -103,9 +103,10 @@ struct Lane {
   size_t waits = 0;          // of its streams for events
   size_t waits_unknown = 0;  // those of which nothing is known (analysis/waits.h)
   StalledFrom stalled_from = StalledFrom::kNothing;
-  // A stream that computes waited at an event behind a collective, with nothing else to run on that stream. Of
-  // no meaning where stalled_from is kNothing.
+  // A stream that computes waited at an event behind a collective, with nothing else to run on that stream,
+  // or ran a collective itself. Of no meaning where stalled_from is kNothing.
   int64_t stalled = 0;
+  int64_t stalled_at_most = 0;  // as StepAccount's
   int64_t graph_kernels = 0;
   std::vector<CommInterval> comms;  // by start
   std::vector<Segment> segments;    // cover [start, end)

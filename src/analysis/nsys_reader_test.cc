@@ -55,15 +55,14 @@ constexpr const char* kTables = R"(
     (3, 'cudaLaunchKernel_v7000'), (4, 'cudaGraphLaunch_v10000');
 )";
 
-// The nodes of a graph share the correlation of its one launch: they are not launches of the host, and what is
-// between them is no late launch.
+// The nodes of a graph share the correlation of its one launch: they are not launches of the host, and what
+// is between them is no late launch.
 TEST_F(Export, NodesOfAGraphAreNoHostLaunches) {
   std::string rows = kTables;
   rows += "INSERT INTO CUPTI_ACTIVITY_KIND_RUNTIME VALUES (0, 5000, 4, 77, 16777217);";
   for (int i = 0; i < 8; ++i) {
-    rows += fmt::format(
-        "INSERT INTO CUPTI_ACTIVITY_KIND_KERNEL VALUES ({}, {}, 0, 7, 77, 16777216, {}, {});", 10'000 + i * 2'000,
-        10'000 + i * 2'000 + 1'500, i == 7 ? 2 : 1, 100 + i);
+    rows += fmt::format("INSERT INTO CUPTI_ACTIVITY_KIND_KERNEL VALUES ({}, {}, 0, 7, 77, 16777216, {}, {});",
+                        10'000 + i * 2'000, 10'000 + i * 2'000 + 1'500, i == 7 ? 2 : 1, 100 + i);
   }
   sql(rows);
   const auto t = read();
@@ -111,8 +110,9 @@ TEST_F(Export, MissingColumnsAreNamed) {
 TEST_F(Export, ATruncatedFileIsNotReadInPart) {
   std::string rows = kTables;
   for (int i = 0; i < 4000; ++i) {
-    rows += fmt::format("INSERT INTO CUPTI_ACTIVITY_KIND_KERNEL VALUES ({}, {}, 0, 7, {}, 16777216, 1, NULL);",
-                        i * 10, i * 10 + 5, i + 1);
+    rows +=
+        fmt::format("INSERT INTO CUPTI_ACTIVITY_KIND_KERNEL VALUES ({}, {}, 0, 7, {}, 16777216, 1, NULL);",
+                    i * 10, i * 10 + 5, i + 1);
   }
   sql("BEGIN;" + rows + "COMMIT;");
   fs::resize_file(path_, fs::file_size(path_) / 2);

@@ -34,7 +34,9 @@ struct Queue {
 
 class Resolver {
  public:
-  Resolver(const Timeline& t, const std::vector<uint32_t>& members) : t_(t), queues_(t.streams.size()) {
+  Resolver(const Timeline& t, const std::vector<uint32_t>& members,
+           const std::function<bool(int32_t)>& matters)
+      : t_(t), matters_(matters), queues_(t.streams.size()) {
     for (const uint32_t m : members) {
       const Activity& a = t.activities[m];
       Queue& q = queues_[a.stream];
@@ -90,29 +92,40 @@ class Resolver {
   }
 
   void infer(const StreamWait& w, int64_t recorded, ResolvedWait* r) const {
-    if (r->next == kNone || used_.size() > kMaxStreams) return;
-    const int64_t start = t_.activities[r->next].start_ns;
-    int32_t behind = kNone;
-    int64_t end = r->from_ns;
-    if (start > r->from_ns) {
-      for (const int32_t s : used_) {
-        if (s == w.waiting_stream) continue;
-        const Queue& q = queues_[s];
-        const size_t n = std::min(q.launchedBefore(recorded), q.endedBy(start));
-        if (n == 0 || q.ended[n - 1] <= end) continue;
-        end = q.ended[n - 1];
-        behind = q.last[n - 1];
-      }
-    }
-    if (behind != kNone && (launch(static_cast<uint32_t>(r->next)) >= end || start - end > kWaitPasses)) {
-      r->perhaps = behind;
-      return;
-    }
-    r->behind = behind;
+    if (used_.size() > kMaxStreams) return;
+    const int64_t start = r->next != kNone ? t_.activities[r->next].start_ns : kUnseen;
+    const Ended last = lastEnded(w, recorded, r->from_ns, start, {});
+    r->perhaps = matters_ ? lastEnded(w, recorded, r->from_ns, start, matters_).activity : last.activity;
+    const bool late = r->next == kNone ||
+                      (last.activity != kNone &&
+                       (launch(static_cast<uint32_t>(r->next)) >= last.at || start - last.at > kWaitPasses));
+    if (late) return;
+    r->behind = last.activity;
     r->source = WaitSource::kInferred;
   }
 
+  struct Ended {
+    int32_t activity = kNone;
+    int64_t at = 0;
+  };
+
+  // Of what other streams were told to run before `recorded`, what ended last between `from` and `until`.
+  Ended lastEnded(const StreamWait& w, int64_t recorded, int64_t from, int64_t until,
+                  const std::function<bool(int32_t)>& matters) const {
+    Ended last{kNone, from};
+    if (until <= from) return last;
+    for (const int32_t s : used_) {
+      if (s == w.waiting_stream) continue;
+      const Queue& q = queues_[s];
+      const size_t n = std::min(q.launchedBefore(recorded), q.endedBy(until));
+      if (n == 0 || q.ended[n - 1] <= last.at || (matters && !matters(q.last[n - 1]))) continue;
+      last = {q.last[n - 1], q.ended[n - 1]};
+    }
+    return last;
+  }
+
   const Timeline& t_;
+  const std::function<bool(int32_t)>& matters_;
   std::vector<Queue> queues_;               // by stream
   std::vector<int32_t> used_;               // streams with activities
   std::map<int64_t, int64_t> record_time_;  // of the event record calls that waits name
@@ -121,13 +134,14 @@ class Resolver {
 }  // namespace
 
 std::vector<ResolvedWait> resolveWaits(const Timeline& t, int32_t device,
-                                       const std::vector<uint32_t>& members) {
+                                       const std::vector<uint32_t>& members,
+                                       const std::function<bool(int32_t)>& matters) {
   std::vector<ResolvedWait> resolved;
   const bool any = std::any_of(t.waits.begin(), t.waits.end(), [&](const StreamWait& w) {
     return t.streams[w.waiting_stream].device == device;
   });
   if (!any) return resolved;
-  const Resolver resolver(t, members);
+  const Resolver resolver(t, members, matters);
   for (const StreamWait& w : t.waits) {
     if (t.streams[w.waiting_stream].device == device) resolved.push_back(resolver.resolve(w));
   }

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <vector>
 
 #include "trace/timeline.h"
@@ -25,7 +26,8 @@ struct ResolvedWait {
   int32_t behind = trace::kNone;
   int32_t next = trace::kNone;  // the waiting stream's first activity launched after the wait
   WaitSource source = WaitSource::kUnknown;
-  // Of an unknown wait: what would have been taken, had the times told that it held the stream up.
+  // Of a wait whose event is not named: the last of what `matters` chose that ended while the stream stood
+  // there. It held the stream up no longer than that for something that matters, whatever came behind.
   int32_t perhaps = trace::kNone;
 };
 
@@ -42,8 +44,10 @@ inline constexpr int64_t kWaitPasses = 100'000;
 // wait that end between from_ns and the start of the waiting stream's next activity, the one that ends last;
 // if there is none, the wait held nothing up. Unknown if the next activity was launched only after that end
 // (the stream had run dry, so it says nothing about the event), if it starts more than kWaitPasses later, or
-// if there is no next activity.
+// if there is no next activity. `matters`, if set, says of an activity whether a wait behind it is of
+// interest: ResolvedWait::perhaps is chosen among the last such activity of each stream.
 std::vector<ResolvedWait> resolveWaits(const trace::Timeline& timeline, int32_t device,
-                                       const std::vector<uint32_t>& members);
+                                       const std::vector<uint32_t>& members,
+                                       const std::function<bool(int32_t)>& matters = {});
 
 }  // namespace halfwire::analysis

@@ -171,6 +171,7 @@ TEST(ResolveWaits, WithoutNamesStallsAgree) {
   for (const bool host_ahead : {true, false}) {
     int64_t named = 0;
     int64_t without = 0;
+    int64_t at_most = 0;
     int hidden = 0;
     for (int round = 0; round < 200; ++round) {
       const Timeline t = randomProgram(&random, host_ahead);
@@ -185,6 +186,9 @@ TEST(ResolveWaits, WithoutNamesStallsAgree) {
                 stripped[0].stalled == 0 ? StalledFrom::kNothing : StalledFrom::kInferred);
       named += with[0].stalled;
       without += stripped[0].stalled;
+      at_most += stripped[0].stalled_at_most;
+      EXPECT_EQ(with[0].stalled_at_most, with[0].stalled);
+      EXPECT_GE(stripped[0].stalled_at_most, with[0].stalled * 97 / 100);
     }
     ASSERT_GT(named, 0);
     EXPECT_LE(hidden, host_ahead ? 0 : 4);
@@ -192,6 +196,7 @@ TEST(ResolveWaits, WithoutNamesStallsAgree) {
     RecordProperty(host_ahead ? "ratio_host_ahead" : "ratio_host_late", std::to_string(ratio));
     // A host that is late hides waits: then the inferred time is a lower bound.
     EXPECT_GT(ratio, host_ahead ? 0.98 : 0.80);
+    EXPECT_GE(at_most, named);
     EXPECT_LT(ratio, 1.02);
   }
 }
@@ -238,6 +243,47 @@ TEST(Stalls, AreThoseOfComputeAndContainWhatFollowsACollectiveOnItsStream) {
     const Lane lane = accountLanes(each)[0];
     EXPECT_EQ(lane.stalled, gather + cast);
   }
+}
+
+// A collective on the computing stream itself is waited for there, and does not make it a stream of
+// collectives.
+TEST(Stalls, AreCollectivesOnTheComputingStreamToo) {
+  std::mt19937 random(6);
+  Program p(&random);
+  p.kernel(0, 1'000'000);
+  p.kernel(0, 300'000, 1);
+  p.kernel(0, 1'000'000);
+  p.wait(1, 0);
+  p.kernel(1, 2'000'000);
+  p.wait(0, 1);
+  p.kernel(0, 500'000);
+  const Timeline t = p.finish();
+  ASSERT_EQ(t.activities.size(), 5U);
+  const int64_t waited = t.activities[3].end_ns - t.activities[2].end_ns;
+  for (const Timeline& each : {t, unnamed(t)}) EXPECT_EQ(accountLanes(each)[0].stalled, 300'000 + waited);
+}
+
+// Eleven streams share the compute evenly: all of them compute.
+TEST(Stalls, EvenSharesAreCompute) {
+  std::mt19937 random(7);
+  Program p(&random);
+  p.kernel(0, 100'000);
+  p.wait(1, 0);
+  p.kernel(1, 2'000'000);
+  p.wait(0, 1);
+  p.kernel(0, 100'000);
+  Timeline t = p.finish();
+  const int64_t alone = accountLanes(t)[0].stalled;
+  EXPECT_GT(alone, 1'000'000);
+  for (int s = 0; s < 10; ++s) {
+    t.streams.push_back({0, 100 + s});
+    trace::Activity a = t.activities[0];
+    a.end_ns = a.start_ns + 200'000;
+    a.stream = static_cast<int32_t>(t.streams.size()) - 1;
+    t.activities.push_back(a);
+  }
+  ASSERT_TRUE(trace::finishTimeline(&t, trace::CommPatterns::create({}).value()).ok());
+  EXPECT_EQ(accountLanes(t)[0].stalled, alone);
 }
 
 TEST(ResolveWaits, OneWaitNamesNothingAndNothingIsKnown) {

@@ -168,7 +168,7 @@ Result<std::vector<CodecCase>> codecCases(const CodecOptions& options) {
         for (const ScaleFormat scale : scales.value()) {
           for (const CodecOp op : ops.value()) {
             for (const CodecPath path : {CodecPath::kSimd, CodecPath::kScalar}) {
-              if (options.device == "cuda" && path == CodecPath::kScalar) continue;
+              if (path == CodecPath::kScalar && (options.device == "cuda" || rounding.value())) continue;
               CodecCase c;
               c.format = {format, scale, block};
               c.type = input;
@@ -224,6 +224,7 @@ Status measureOnGpu(const std::vector<CodecCase>& cases, std::vector<CodecRow>* 
       continue;
     }
     for (const CodecCase& c : cases) {
+      if (roundsStochastically(c) && !rows->empty() && path == paths[1]) continue;
       auto row = check::measureCudaCodec(gpu, *device.value(), c, kGpuSamples, [&](double part) {
         showProgress(done + static_cast<uint64_t>(part * 100), total, "measuring");
       });

@@ -396,7 +396,7 @@ class Schedule {
       for (const CompressedCall& call : turn.calls) addStream(call.stream, &run);
       for (const StreamHandle stream : turn.streams) addStream(stream, &run);
       if (!run.c->config_.noise) run.batches = run.c->plan(turn.calls);
-      if (run.c->config_.stochastic) check(number(run));
+      if (run.c->config_.stochastic && !run.c->config_.noise) check(number(run));
       turn.stats.assign(turn.calls.size(), {});
       batches_ = std::max(batches_, run.batches.size());
       runs_.push_back(std::move(run));
@@ -563,7 +563,7 @@ class Schedule {
     for (Run& run : runs_) {
       for (size_t i = 0; i < run.turn->calls.size() && result_ == ncclSuccess; ++i) {
         const CompressedCall& call = run.turn->calls[i];
-        PerturbJob job{call.type, call.recv, call.count, run.c->config_.seed + (++run.c->calls_ << 40)};
+        PerturbJob job{call.type, call.recv, call.count, run.c->config_.seed + (++run.c->noised_ << 40)};
         check(run.c->device_->perturb(job, run.main));
         ++run.turn->stats[i].launches;
       }

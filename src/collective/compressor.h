@@ -136,7 +136,8 @@ class Compressor {
   char* scratch_ = nullptr;
   uint64_t scratch_held_ = 0;
   ScratchOrder order_;
-  uint64_t calls_ = 0;                // so far: with the seed, what makes the noise equal on all ranks
+  uint64_t noised_ = 0;               // calls so far: with the seed, what makes the noise equal on all ranks
+  uint64_t calls_ = 0;                // so far, of those that round stochastically
   std::atomic<bool> parked_{false};   // set by the thread that aborts, perhaps while another one is enqueuing
   StreamHandle transfers_ = nullptr;  // of our own, where passes overlap
   EventHandle ready_ = nullptr;       // what is to be moved next is in the scratch

@@ -466,5 +466,57 @@ TEST(Compressor, StochasticRoundingIsUnbiasedAndEqualOnEveryRank) {
   }
 }
 
+// Two calls of one operation on all ranks; by rank and call what they gave.
+std::vector<std::vector<float>> twoCalls(World* world, CollectiveOp op, uint64_t count, bool grouped) {
+  const auto ranks = static_cast<uint32_t>(world->members.size());
+  const bool whole =
+      op == CollectiveOp::kAllReduce || op == CollectiveOp::kReduce || op == CollectiveOp::kBroadcast;
+  const uint64_t size = count * (whole ? 1 : ranks);
+  std::vector<std::vector<float>> in, out(2 * ranks, std::vector<float>(size, -7.0f));
+  std::vector<std::vector<CompressedCall>> calls(ranks);
+  for (uint32_t i = 0; i < 2 * ranks; ++i) in.push_back(randomFloats(size, i + 1));
+  for (uint32_t i = 0; i < 2 * ranks; ++i) {
+    CompressedCall call{op, in[i].data(), out[i].data(), count, DataType::kFp32, false};
+    call.root = 1;
+    calls[i % ranks].push_back(call);
+  }
+  if (grouped) {
+    world->run(calls);
+    return out;
+  }
+  for (size_t k = 0; k < 2; ++k) {
+    std::vector<std::vector<CompressedCall>> one;
+    for (const auto& each : calls) one.push_back({each[k]});
+    world->run(one);
+  }
+  return out;
+}
+
+// The random bits follow from an element's place and its call's number, whatever passes, slots and groups it
+// goes through, in every operation.
+TEST(Compressor, HowStochasticMessagesAreCutOrGroupedChangesNothing) {
+  for (const CollectiveOp op : {CollectiveOp::kAllReduce, CollectiveOp::kReduce, CollectiveOp::kReduceScatter,
+                                CollectiveOp::kAllGather, CollectiveOp::kBroadcast, CollectiveOp::kAlltoAll,
+                                CollectiveOp::kGather, CollectiveOp::kScatter}) {
+    for (const uint32_t ranks : {2u, 3u}) {
+      const uint64_t count = 5001;
+      World whole(ranks, {}, 1 << 20, false, true), cut(ranks, {}, 4096, false, true),
+          slots(ranks, {}, 1 << 20, false, true, true), nearest(ranks, {}, 1 << 20);
+      const auto want = twoCalls(&whole, op, count, false);
+      EXPECT_EQ(twoCalls(&cut, op, count, false), want) << opName(op) << " in passes, ranks " << ranks;
+      EXPECT_EQ(twoCalls(&slots, op, count, true), want) << opName(op) << " in slots, ranks " << ranks;
+      EXPECT_EQ(twoCalls(&nearest, op, count, true) == want, false) << opName(op);
+    }
+  }
+}
+
+// What noise a call gets follows from its number, also where a rounding is asked for that has no part in it.
+TEST(Compressor, NoiseDoesNotDependOnGroupsOrRounding) {
+  World single(2, {}, 1 << 20, true), together(2, {}, 1 << 20, true), rounding(2, {}, 1 << 20, true, true);
+  const auto want = twoCalls(&single, CollectiveOp::kAllReduce, 3000, false);
+  EXPECT_EQ(twoCalls(&together, CollectiveOp::kAllReduce, 3000, true), want);
+  EXPECT_EQ(twoCalls(&rounding, CollectiveOp::kAllReduce, 3000, true), want);
+}
+
 }  // namespace
 }  // namespace halfwire

@@ -13,10 +13,11 @@ namespace halfwire {
 namespace {
 
 struct MessageWorld {
-  explicit MessageWorld(uint32_t ranks, uint64_t limit = 64u << 20) : api(fakeApi()) {
+  explicit MessageWorld(uint32_t ranks, uint64_t limit = 64u << 20, bool stochastic = false)
+      : api(fakeApi()) {
     wire = {};
     for (uint32_t r = 0; r < ranks; ++r) {
-      auto made = Messages::create(&api, &device, {commOf(r), format, limit});
+      auto made = Messages::create(&api, &device, {commOf(r), format, limit, stochastic, 9, 0, r});
       EXPECT_TRUE(made.ok());
       members.push_back(std::move(made).value());
     }
@@ -153,6 +154,36 @@ TEST(Messages, OtherStreamsForkAndJoinAndTurnsFollowEachOther) {
   world.device.log.clear();
   ASSERT_EQ(world.run({{second}, {receive}}), ncclSuccess);
   EXPECT_EQ(world.device.log.front(), (std::pair<char, StreamHandle>{'w', &streams[1]}));
+}
+
+// Each message has random bits of its own, the mean of many is what was sent, and what is captured is rounded
+// to nearest.
+TEST(Messages, RoundStochasticallyButInCaptures) {
+  constexpr int kTurns = 300;
+  MessageWorld world(2, 64u << 20, true);
+  const std::vector<float> values = randomFloats(1000, 3);
+  std::vector<float> got(values.size()), first;
+  std::vector<std::vector<Message>> calls(2);
+  auto* data = const_cast<float*>(values.data());
+  calls[0] = {{true, data, values.size(), DataType::kFp32, 1}};
+  calls[1] = {{false, got.data(), got.size(), DataType::kFp32, 0}};
+  std::vector<double> mean(values.size());
+  for (int turn = 0; turn < kTurns; ++turn) {
+    ASSERT_EQ(world.run(calls), ncclSuccess);
+    for (size_t i = 0; i < got.size(); ++i) mean[i] += double{got[i]} / kTurns;
+    if (turn == 0) first = got;
+    if (turn == 1) EXPECT_NE(got, first);
+  }
+  const std::vector<float> nearest = rounded(world.format, values);
+  double error = 0, of_nearest = 0;
+  for (size_t i = 0; i < got.size(); ++i) {
+    error += (mean[i] - values[i]) * (mean[i] - values[i]);
+    of_nearest += (nearest[i] - values[i]) * (nearest[i] - values[i]);
+  }
+  EXPECT_LT(error, 0.03 * of_nearest);
+  world.device.capture = 5;
+  ASSERT_EQ(world.run(calls), ncclSuccess);
+  EXPECT_EQ(got, nearest);
 }
 
 }  // namespace

@@ -215,12 +215,12 @@ struct OpenGate final : CallGate {
 
 struct World {
   explicit World(uint32_t ranks, WireFormat format, uint64_t chunk_bytes, bool noise = false,
-                 bool stochastic = false)
+                 bool stochastic = false, bool overlap = false)
       : api(fakeApi()) {
     wire = {};
     for (uint32_t r = 0; r < ranks; ++r) {
       auto made = Compressor::create(
-          &api, &device, {commOf(r), r, ranks, format, chunk_bytes, false, noise, stochastic, 9, 0});
+          &api, &device, {commOf(r), r, ranks, format, chunk_bytes, overlap, noise, stochastic, 9, 0});
       EXPECT_TRUE(made.ok());
       members.push_back(std::move(made).value());
     }

@@ -85,7 +85,7 @@ class CudaDevice final : public Device {
   }
 
   // Loads the module, chooses the path, has every kernel of it loaded by launching it on nothing.
-  Status load() {
+  Status load(bool stochastic) {
     const ContextScope scope(driver_, context_);
     const RelaxedCapture relaxed(driver_);
     if (Status status = loadModule(); !status.ok()) return status;
@@ -96,7 +96,8 @@ class CudaDevice final : public Device {
         driver_.check("cuStreamCreate", driver_.cuStreamCreate(&stream, cuda::kStreamNonBlocking));
     if (!status.ok()) return status;
     for (uint32_t i = 0; i < kCudaKernels && status.ok(); ++i) {
-      if (cudaKernelPath(i).value_or(path_) != path_) continue;
+      const CodecPath path = cudaKernelPath(i).value_or(path_);
+      if (path != path_ && !(stochastic && path == CodecPath::kStochastic)) continue;
       status = driver_.check(cudaKernelName(i).c_str(),
                              driver_.cuModuleGetFunction(&functions_[i], module_, cudaKernelName(i).c_str()));
       CudaLaunch empty = cudaEmptyLaunch(i);
@@ -345,7 +346,8 @@ class CudaDevice final : public Device {
 
 }  // namespace
 
-Result<std::unique_ptr<Device>> makeCudaDevice(int ordinal, const AllocatorCalls& allocator) {
+Result<std::unique_ptr<Device>> makeCudaDevice(int ordinal, const AllocatorCalls& allocator,
+                                               bool stochastic) {
   if (embeddedKernels() == nullptr)
     return Status(StatusCode::kUnavailable,
                   "this build has no CUDA kernels: nvcc was not found when it was configured; set CUDA_HOME "
@@ -359,7 +361,7 @@ Result<std::unique_ptr<Device>> makeCudaDevice(int ordinal, const AllocatorCalls
   if (Status s = d.check("cuDevicePrimaryCtxRetain", d.cuDevicePrimaryCtxRetain(&context, number)); !s.ok())
     return s;
   auto device = std::make_unique<CudaDevice>(d, number, context, allocator);
-  if (Status s = device->load(); !s.ok()) return s;
+  if (Status s = device->load(stochastic); !s.ok()) return s;
   return std::unique_ptr<Device>(std::move(device));
 }
 

@@ -91,7 +91,9 @@ Result<std::unique_ptr<Device>> makeHostDevice(const HalfwireHostEngine* engine,
                                                const AllocatorCalls& allocator = {});
 
 // The primary context of CUDA device `ordinal`, which NCCL works in: finds the driver in this process, loads
-// the embedded kernels and launches each once. Must not be called while capturing.
-Result<std::unique_ptr<Device>> makeCudaDevice(int ordinal, const AllocatorCalls& allocator = {});
+// the embedded kernels and launches each once, without `stochastic` those of stochastic rounding left out.
+// Must not be called while capturing.
+Result<std::unique_ptr<Device>> makeCudaDevice(int ordinal, const AllocatorCalls& allocator = {},
+                                               bool stochastic = true);
 
 }  // namespace halfwire

@@ -332,11 +332,13 @@ NewCommunicator startSplit(Communicator& parent, int color, ncclComm_t* out, con
 
 ncclResult_t finishCommunicators(std::vector<NewCommunicator>& communicators, ncclResult_t made) {
   std::vector<Pending> pending;
+  uint64_t shared = 0;  // the number of a communicator of which several members are made here
   for (NewCommunicator& n : communicators) {
     // A failed initialisation, or a Split that left this rank without a child.
     if ((made != ncclSuccess && made != ncclInProgress) || *n.out == nullptr) continue;
     learnSize(&n);
-    n.number = Registry::get().nextNumber();
+    if (!n.local || pending.empty()) shared = Registry::get().nextNumber();
+    n.number = shared;
     pending.push_back(prepare(n));
   }
   for (Pending& p : pending) {

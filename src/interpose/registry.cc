@@ -191,8 +191,9 @@ Result<std::shared_ptr<Device>> Registry::device(const RealNccl& real, int ordin
   std::lock_guard lock(devices_mutex_);
   std::weak_ptr<Device>& known = devices_[{&real, ordinal}];
   if (auto device = known.lock()) return device;
-  auto made = real.host_engine != nullptr ? makeHostDevice(real.host_engine, ordinal, allocator_)
-                                          : makeCudaDevice(ordinal, allocator_);
+  auto made = real.host_engine != nullptr
+                  ? makeHostDevice(real.host_engine, ordinal, allocator_)
+                  : makeCudaDevice(ordinal, allocator_, settings().value().stochastic);
   if (!made.ok()) return made.status();
   std::shared_ptr<Device> device = std::move(made).value();
   known = device;

@@ -72,6 +72,7 @@ ordered_json lane(const analysis::Analysis& a, const analysis::LaneReport& r) {
   addParts(&j, r.lane.total);
   const bool stalled_known = r.lane.stalled_from != analysis::StalledFrom::kNothing;
   j["stalled_us"] = stalled_known ? ordered_json(us(r.lane.stalled)) : ordered_json(nullptr);
+  j["stalled_at_most_us"] = stalled_known ? ordered_json(us(r.lane.stalled_at_most)) : ordered_json(nullptr);
   j["stalled_from"] = stalledFrom(r.lane.stalled_from);
   j["event_waits"] = r.lane.waits;
   j["event_waits_unknown"] = r.lane.waits_unknown;

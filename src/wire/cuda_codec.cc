@@ -139,7 +139,7 @@ const std::string& cudaKernelName(uint32_t index) {
 
 std::optional<CodecPath> cudaKernelPath(uint32_t index) {
   const uint32_t path = kTable.kernel.at(index).path;
-  if (path == kAnyPath || path == kStochasticPath) return std::nullopt;
+  if (path == kAnyPath) return std::nullopt;
   return static_cast<CodecPath>(path);
 }
 

@@ -18,7 +18,7 @@ inline constexpr uint32_t kCudaKernels = 115;
 // The name of kernel `index` in the image, for example "halfwire_quantize_e4m3_bf16_hardware_1".
 const std::string& cudaKernelName(uint32_t index);
 
-// The path that the kernel belongs to, none where both paths share it or its rounding is stochastic. Images for GPUs below compute
+// The path that the kernel belongs to, none where hardware and software share it. Images for GPUs below compute
 // capability 8.9 hold no kernel of the hardware path.
 std::optional<CodecPath> cudaKernelPath(uint32_t index);
 

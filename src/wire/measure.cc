@@ -293,7 +293,7 @@ Result<CodecRow> measureCodec(const CodecCase& c, const std::function<void(doubl
 
   CodecRow row = describeCodec(c);
   row.device = "host";
-  row.path = c.path == CodecPath::kSimd ? host::simdTarget() : "scalar";
+  row.path = c.path == CodecPath::kSimd && !roundsStochastically(c) ? host::simdTarget() : "scalar";
   row.bytes_per_s = static_cast<double>(working_set) / median(runs);
   row.copy_bytes_per_s = static_cast<double>(working_set / 2 * 2) / median(copies);
   row.snr_db = snrDb(c, progress);

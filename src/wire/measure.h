@@ -29,7 +29,8 @@ struct CodecCase {
 struct CodecRow {
   std::string device;  // "host", or the GPU's name
   std::string op;      // "quantize", "dequantize" or "reduce"
-  std::string path;    // the instruction set ("AVX2"), or "scalar"; on a GPU "hardware" or "software"
+  std::string
+      path;  // the instruction set ("AVX2"), or "scalar"; on a GPU "hardware", "software" or "stochastic"
   std::string input;   // "bf16", "fp16" or "fp32"
   std::string format;  // "e4m3", "e3m4", "e5m2" or "int8"
   uint32_t block = 0;
@@ -46,6 +47,12 @@ struct CodecRow {
 // Bytes that one run of the case reads and writes: elements and packets (of a reduction, all of them), with
 // padding.
 uint64_t codecWorkingSet(const CodecCase& c);
+
+// Whether the case rounds stochastically, for which there is one code on the host, the scalar one, and one on
+// GPUs.
+inline bool roundsStochastically(const CodecCase& c) {
+  return c.rounding.stochastic && c.op != CodecOp::kDequantize;
+}
 
 // The largest number of whole blocks' elements whose working set is at most `bytes`; 0 if there is none.
 uint64_t codecElementsFor(const CodecCase& c, uint64_t bytes);

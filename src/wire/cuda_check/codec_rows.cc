@@ -164,7 +164,7 @@ Result<CodecRow> measureCudaCodec(const Gpu& gpu, Device& device, const CodecCas
 
   CodecRow row = describeCodec(c);
   row.device = gpu.name;
-  row.path = device.codecName();
+  row.path = roundsStochastically(c) ? "stochastic" : device.codecName();
   row.bytes_per_s = static_cast<double>(working_set) / median(runs);
   row.copy_bytes_per_s = static_cast<double>(working_set / 2 * 2) / median(copies);
   if (Status s = snr(gpu, codec, stream, &row.snr_db); !s.ok()) return s;
