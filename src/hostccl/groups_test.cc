@@ -528,6 +528,9 @@ TEST(NonBlocking, ShareNoGroupWithBlocking) {
     OK(sum(x, blocking, nullptr));
     OK(sum(x, other, nullptr));
     EXPECT_EQ(ncclGroupEnd(), ncclInvalidArgument);
+    // Who aborts first must not be the cause of what the other sees.
+    self.shared.reach(0);
+    self.shared.await(0, 2);
     OK(ncclCommAbort(other));
     OK(ncclCommAbort(blocking));
   });
