@@ -303,6 +303,7 @@ RANK_PROGRAM(AbortInSequence) {
     CHECK_NCCL(allReduce(in, out, a, stream));
     CHECK_NCCL(allReduce(in, second, b, other));
   }
+  rank.barrier();  // an abort before the call would be another test
   const auto start = std::chrono::steady_clock::now();
   (void)ncclCommAbort(rank.rank() == 0 ? a : b);
   (void)ncclCommAbort(rank.rank() == 0 ? b : a);
