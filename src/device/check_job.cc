@@ -17,7 +17,8 @@ Status checkFormat(const char* operation, const WireFormat& format, DataType typ
   if (format.block != 32 && format.block != 64 && format.block != 128 && format.block != 256)
     return invalid(operation, "the block is " + std::to_string(format.block) +
                                   " elements; it must be 32, 64, 128 or 256");
-  if (static_cast<uint32_t>(format.element) >= kElementFormatCount || format.scale > ScaleFormat::kE8M0 || type > DataType::kFp32)
+  if (static_cast<uint32_t>(format.element) >= kElementFormatCount || format.scale > ScaleFormat::kE8M0 ||
+      type > DataType::kFp32)
     return invalid(operation, "unknown element format, scale format or data type");
   return {};
 }

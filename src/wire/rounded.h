@@ -8,7 +8,8 @@
 
 namespace halfwire {
 
-inline std::vector<float> rounded(const WireFormat& format, const std::vector<float>& values) {
+inline std::vector<float> rounded(const WireFormat& format, const std::vector<float>& values,
+                                  const Rounding& rounding = {}) {
   std::vector<char> packet(packetBytes(format, values.size()) + 16);
   QuantizeJob q;
   q.format = format;
@@ -16,6 +17,7 @@ inline std::vector<float> rounded(const WireFormat& format, const std::vector<fl
   q.in = values.data();
   q.in_total = q.in_pitch = q.segment_elements = values.size();
   q.out = packet.data();
+  q.rounding = rounding;
   reference::quantize(q);
   std::vector<float> out(values.size());
   DequantizeJob d;

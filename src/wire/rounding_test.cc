@@ -9,7 +9,7 @@
 
 #include "wire/cuda_arithmetic.h"
 #include "wire/oracle.h"
-#include "wire/reference.h"
+#include "wire/rounded.h"
 #include "wire/test_support.h"
 
 namespace halfwire::test {
@@ -70,18 +70,6 @@ TEST(Rounding, CodesOfKernelsAreTheSame) {
   }
 }
 
-std::vector<float> throughTheWire(const WireFormat& format, const std::vector<float>& in,
-                                  const Rounding& rounding) {
-  std::vector<float> out(in.size());
-  std::vector<uint8_t> packet(packetBytes(format, in.size()));
-  QuantizeJob q{format,    DataType::kFp32, 1, in.data(), in.size(), in.size(),
-                in.size(), packet.data(),   0, {},        rounding};
-  host::quantize(q);
-  host::dequantize(
-      {format, DataType::kFp32, 1, packet.data(), 0, in.size(), out.data(), in.size(), in.size()});
-  return out;
-}
-
 // With 4096 keys the mean of a value's roundings lies within five standard errors of it, each at most half
 // the way between two codes. Rounding to nearest misses by up to that half.
 TEST(Rounding, TheMeanIsTheValue) {
@@ -94,7 +82,7 @@ TEST(Rounding, TheMeanIsTheValue) {
     for (float& x : in) x = normal(random);
     std::vector<double> mean(in.size()), low(in.size(), 1e9), high(in.size(), -1e9);
     for (int k = 0; k < kKeys; ++k) {
-      const std::vector<float> out = throughTheWire(format, in, {true, roundingKey(1, 0, k, 0, 0), 0});
+      const std::vector<float> out = rounded(format, in, {true, roundingKey(1, 0, k, 0, 0), 0});
       for (size_t i = 0; i < in.size(); ++i) {
         mean[i] += double{out[i]} / kKeys;
         low[i] = std::min<double>(low[i], out[i]);
@@ -118,14 +106,14 @@ TEST(Rounding, WhereAMessageIsCutChangesNothing) {
   std::vector<float> in(1000);
   for (float& x : in) x = normal(random);
   const Rounding rounding{true, 17, 0};
-  const std::vector<float> whole = throughTheWire(format, in, rounding);
-  const std::vector<float> first = throughTheWire(format, {in.begin(), in.begin() + 384}, rounding);
-  const std::vector<float> second = throughTheWire(format, {in.begin() + 384, in.end()}, {true, 17, 384});
+  const std::vector<float> whole = rounded(format, in, rounding);
+  const std::vector<float> first = rounded(format, {in.begin(), in.begin() + 384}, rounding);
+  const std::vector<float> second = rounded(format, {in.begin() + 384, in.end()}, {true, 17, 384});
   std::vector<float> both = first;
   both.insert(both.end(), second.begin(), second.end());
   EXPECT_EQ(whole, both);
-  EXPECT_NE(whole, throughTheWire(format, in, {true, 18, 0}));
-  EXPECT_NE(whole, throughTheWire(format, in, {}));
+  EXPECT_NE(whole, rounded(format, in, {true, 18, 0}));
+  EXPECT_NE(whole, rounded(format, in, {}));
   // Segments of one job, too: the second begins where the first one's elements end.
   std::vector<uint8_t> packets(2 * packetBytes(format, 512));
   QuantizeJob q{format,         DataType::kFp32,          2,  in.data(), 512, 1000, 512,
@@ -144,7 +132,7 @@ TEST(Rounding, BadNumbersAndZerosStay) {
     in[3] = std::numeric_limits<float>::infinity();
     in[7] = std::numeric_limits<float>::quiet_NaN();
     in[9] = -0.0f;
-    const std::vector<float> out = throughTheWire(format, in, {true, 4, 0});
+    const std::vector<float> out = rounded(format, in, {true, 4, 0});
     for (size_t i = 0; i < in.size(); ++i) EXPECT_EQ(std::isfinite(out[i]), i != 3 && i != 7);
     EXPECT_EQ(out[0], 0.0f);
   }
