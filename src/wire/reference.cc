@@ -58,24 +58,23 @@ float readScale(ScaleFormat format, const uint8_t* in) {
   return scale;
 }
 
-// Nearest code, ties to even, of an eight-bit float with `mantissa_bits` and an exponent bias of `bias`; `z`
-// is finite and at most a few units in the last place above the largest finite code `max_code`.
-uint8_t encodeFloat8(float z, uint32_t mantissa_bits, uint32_t bias, uint8_t max_code) {
+// Nearest code, ties to even, of an eight-bit float; `z` is finite and at most a few units in the last place
+// above the largest finite code.
+uint8_t encodeFloat8(float z, const RoundingShape& shape) {
   const uint32_t bits = std::bit_cast<uint32_t>(z);
   const uint8_t sign = static_cast<uint8_t>((bits >> 24) & 0x80u);
   const uint32_t field = (bits >> 23) & 0xffu;
-  const uint32_t smallest = 127 - bias + 1;  // fp32's exponent field of the smallest normal number
-  const uint32_t exponent = std::max(field, smallest);
-  const uint32_t shift = 23 - mantissa_bits + (exponent - field);
+  const uint32_t exponent = std::max(field, shape.smallest);
+  const uint32_t shift = 23 - shape.mantissa + (exponent - field);
   if (field == 0 || shift > 24) return sign;  // below half the smallest code
   const uint32_t significand = (bits & 0x7fffffu) | 0x800000u;
   const uint32_t half = 1u << (shift - 1);
   uint32_t code = significand >> shift;
   const uint32_t rest = significand & ((1u << shift) - 1);
   if (rest > half || (rest == half && (code & 1u))) ++code;
-  code +=
-      (exponent - smallest) << mantissa_bits;  // a carry out of the mantissa goes up one exponent by itself
-  return static_cast<uint8_t>(sign | std::min<uint32_t>(code, max_code));
+  code += (exponent - shape.smallest)
+          << shape.mantissa;  // a carry out of the mantissa goes up one exponent by itself
+  return static_cast<uint8_t>(sign | std::min(code, shape.last));
 }
 
 uint8_t encodeInt8(float z) {
@@ -85,17 +84,7 @@ uint8_t encodeInt8(float z) {
 }
 
 uint8_t encode(ElementFormat format, float z) {
-  switch (format) {
-    case ElementFormat::kE4M3:
-      return encodeFloat8(z, 3, 7, 0x7e);
-    case ElementFormat::kE5M2:
-      return encodeFloat8(z, 2, 15, 0x7b);
-    case ElementFormat::kInt8:
-      return encodeInt8(z);
-    case ElementFormat::kE3M4:
-      return encodeFloat8(z, 4, 3, 0x7e);
-  }
-  return 0;
+  return format == ElementFormat::kInt8 ? encodeInt8(z) : encodeFloat8(z, roundingShape(format));
 }
 
 bool isNonFiniteCode(ElementFormat format, uint8_t code) {
